@@ -1,0 +1,138 @@
+"""The board: one small file in the run directory, written by the sidecar alone and read by every agent.
+
+It holds what is wanted (a policy command, a maintain command, the lease), not what happened: an agent that
+looks late still sees it. It is replaced by rename, so a reader sees an old board or a new one, never half.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from gc_sidecar_agent.command import Command, CommandError, parse_command
+
+BOARD_NAME = "board.json"
+BOARD_VERSION = 1
+MAXIMUM_BOARD_BYTES = 65536
+
+
+class BoardError(Exception):
+    """A board that cannot be read; `str()` of it says why."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """How long the policy may last. A higher `sequence` is a renewal: the agent counts `remaining_s` from the
+    moment it sees it, on its own monotonic clock. `expires_at` (seconds since the epoch) is for people and
+    for a sidecar that restarts."""
+
+    sequence: int
+    remaining_s: float
+    expires_at: float
+
+
+@dataclass(frozen=True)
+class Board:
+    """What the sidecar wants of every process of its engine."""
+
+    policy: Command | None = None
+    maintain: Command | None = None
+    lease: Lease | None = None
+
+
+def board_stamp(run_dir: str) -> tuple[int, int] | None:
+    """Something that changes whenever the board is replaced; None where there is none."""
+    try:
+        status = os.stat(os.path.join(run_dir, BOARD_NAME), follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def read_board(run_dir: str) -> Board:
+    """The board of `run_dir`. Raises BoardError, OSError (FileNotFoundError: there is none yet)."""
+    fd = os.open(
+        os.path.join(run_dir, BOARD_NAME),
+        os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+    )
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise BoardError("not a regular file")
+        data = os.read(fd, MAXIMUM_BOARD_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(data) > MAXIMUM_BOARD_BYTES:
+        raise BoardError(f"longer than {MAXIMUM_BOARD_BYTES} bytes")
+    return parse_board(data)
+
+
+def parse_board(data: bytes) -> Board:
+    """The Board in `data`; raises BoardError."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BoardError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BoardError("not a JSON object")
+    if value.get("version") != BOARD_VERSION:
+        raise BoardError(f"format {value.get('version')!r}; this agent reads {BOARD_VERSION}")
+    try:
+        return Board(
+            policy=_command(value.get("policy")),
+            maintain=_command(value.get("maintain")),
+            lease=_lease(value.get("lease")),
+        )
+    except CommandError as error:
+        raise BoardError(str(error)) from None
+
+
+def write_board(run_dir: str, board: Board) -> None:
+    """Replace the board of `run_dir`. Raises OSError. Its directory must belong to this engine alone."""
+    value: dict[str, Any] = {
+        "version": BOARD_VERSION,
+        "policy": board.policy.to_dict() if board.policy else None,
+        "maintain": board.maintain.to_dict() if board.maintain else None,
+        "lease": vars(board.lease) if board.lease else None,
+    }
+    temporary = os.path.join(run_dir, f".{BOARD_NAME}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    try:
+        try:
+            body = json.dumps(value).encode()
+            while body:
+                body = body[os.write(fd, body) :]
+            os.fchmod(fd, 0o644)
+        finally:
+            os.close(fd)
+        os.rename(temporary, os.path.join(run_dir, BOARD_NAME))
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _command(value: Any) -> Command | None:
+    return None if value is None else parse_command(value)
+
+
+def _lease(value: Any) -> Lease | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise BoardError("lease is not an object")
+    sequence, remaining_s, expires_at = (
+        value.get(key) for key in ("sequence", "remaining_s", "expires_at")
+    )
+    if (
+        isinstance(sequence, bool)
+        or not isinstance(sequence, int)
+        or not isinstance(remaining_s, (int, float))
+        or not isinstance(expires_at, (int, float))
+        or not 0 <= remaining_s < 1e9
+    ):
+        raise BoardError("lease has a field that is missing or out of range")
+    return Lease(sequence, float(remaining_s), float(expires_at))

@@ -1,0 +1,101 @@
+"""The command line of the thin client, and the frame that the whole `gc-sidecar` command hangs in.
+
+A verb is a row in a table and a module with `add_arguments(parser)` and `run(args) -> int`; only
+the module of the verb that was asked for is imported, so `gc-sidecar status` starts at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gc_sidecar_agent import __version__
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_INCOMPLETE = 4
+
+EXIT_CODES = """\
+exit codes:
+  0  done, and every process of the engine acknowledged it
+  1  the operation failed or was refused; the reason is on standard error
+  2  wrong usage, or input that the sidecar does not take
+  3  no sidecar could be reached, or it did not answer
+  4  incomplete: a process has not acknowledged, or an operation still runs
+"""
+
+INTRODUCTION = """\
+Python GC control for vLLM: freeze garbage collection in every process of an engine, prove it,
+measure every pause, and bring the engine back to normal.
+"""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb: the module that does it, and the line that `--help` shows."""
+
+    module: str
+    help: str
+
+
+VERBS = {
+    "status": Verb("gc_sidecar_agent.commands.status", "show policy, coverage and every process"),
+    "freeze": Verb("gc_sidecar_agent.commands.freeze", "no automatic full collection from now on"),
+    "maintain": Verb("gc_sidecar_agent.commands.maintain", "collect once now, or when idle"),
+    "restore": Verb("gc_sidecar_agent.commands.restore", "put every process back as it was found"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb of the thin client and return its exit code."""
+    return dispatch(VERBS, argv, version=__version__)
+
+
+def dispatch(verbs: Mapping[str, Verb], argv: Sequence[str] | None, version: str) -> int:
+    """Run the verb in `argv` (default: the process's own arguments) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser(verbs, chosen=next((a for a in arguments if a in verbs), None))
+    parser.add_argument("--version", action="version", version=f"gc-sidecar {version}")
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as stop:  # argparse ends --help, --version and errors like this
+        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    if args.verb is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    try:
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Who read our output has seen enough (`| head`); flushing it at exit would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def build_parser(verbs: Mapping[str, Verb], chosen: str | None) -> argparse.ArgumentParser:
+    """The parser with all `verbs`, of which only the `chosen` one has its arguments."""
+    parser = argparse.ArgumentParser(
+        prog="gc-sidecar",
+        description=INTRODUCTION,
+        epilog=f"`gc-sidecar VERB --help` teaches a verb, with examples.\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    choices = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    for name, verb in verbs.items():
+        verb_parser = choices.add_parser(
+            name, help=verb.help, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name == chosen:
+            module = importlib.import_module(verb.module)
+            module.add_arguments(verb_parser)
+            verb_parser.set_defaults(run=module.run)
+    return parser

@@ -1,0 +1,217 @@
+"""What the client verbs print: aligned tables for people, and errors that say what to do.
+
+Whatever a sidecar of another version leaves out is shown as a dash, never as a zero.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gc_sidecar_agent.cli import (
+    EXIT_FAILED,
+    EXIT_INCOMPLETE,
+    EXIT_OK,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+)
+from gc_sidecar_agent.client import Answer, Client, ClientError, StillRunning, Unreachable
+from gc_sidecar_agent.commands.options import UsageError, make_client, warn
+
+UNKNOWN = "-"
+# Answers that say the request itself was wrong.
+INPUT_STATUSES = (400, 413, 415, 422)
+NEVER = 1 << 30
+
+
+def seconds(value: Any) -> str:
+    """A length of time with three significant digits: 32 us, 4.10 ms, 335 ms, 1.42 s."""
+    if not isinstance(value, (int, float)):
+        return UNKNOWN
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        scaled = value * factor
+        if scaled >= 0.9995 or unit == "us":
+            return f"{_significant(scaled)} {unit}"
+    return UNKNOWN
+
+
+def size(value: Any) -> str:
+    """Bytes in the unit that fits: 1.66 GiB, -812 KiB."""
+    if not isinstance(value, (int, float)):
+        return UNKNOWN
+    scaled = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(scaled) < 1000 or unit == "TiB":
+            return f"{scaled:.0f} B" if unit == "B" else f"{_significant(scaled)} {unit}"
+        scaled /= 1024
+    return UNKNOWN
+
+
+def change(value: Any) -> str:
+    """Bytes with a sign, for a difference."""
+    text = size(value)
+    return f"+{text}" if isinstance(value, (int, float)) and value > 0 else text
+
+
+def count(value: Any) -> str:
+    """A whole number with thousands separators."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else UNKNOWN
+
+
+def word(value: Any) -> str:
+    """A name, or a dash."""
+    return UNKNOWN if value is None or value == "" else str(value)
+
+
+def thresholds(value: Any) -> str:
+    """GC thresholds; the one that stands for never is written as we set it."""
+    if not isinstance(value, list):
+        return UNKNOWN
+    return ",".join("1<<30" if entry == NEVER else str(entry) for entry in value)
+
+
+def role(process: dict[str, Any]) -> str:
+    """The roles of a process, which may be several in one."""
+    roles = process.get("roles")
+    if isinstance(roles, list) and roles:
+        return "+".join(str(name) for name in roles)
+    return word(process.get("role"))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Aligned columns: the first `left` ones to the left, the others (figures) to the right."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(widths[column]) if column < left else cell.rjust(widths[column])
+            for column, cell in enumerate(line)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def operation_table(operation: dict[str, Any]) -> str:
+    """One line per process of an operation: what it did, and what came of it."""
+    processes = rows_of(operation)
+    lines = [
+        [
+            role(process),
+            "ok" if process.get("ok") else word(process.get("code")),
+            word(process.get("dp_rank")),
+            word(process.get("rank")),
+            word(process.get("pid")),
+            seconds(process.get("pause_s")),
+            count(process.get("collected_objects")),
+            change(process.get("resident_delta_bytes")),
+        ]
+        for process in processes
+    ]
+    header = ("ROLE", "RESULT", "DP", "RANK", "PID", "PAUSE", "COLLECTED", "MEMORY")
+    details = [
+        f"{name_of(process)}: {process['detail']}" for process in processes if process.get("detail")
+    ]
+    return "\n".join([table(header, lines, left=2), *details]) if lines else ""
+
+
+def rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The `processes` of a document; what is no object is left out."""
+    processes = document.get("processes")
+    if not isinstance(processes, list):
+        return []
+    return [process for process in processes if isinstance(process, dict)]
+
+
+def name_of(process: dict[str, Any]) -> str:
+    """A process as a line's beginning: worker dp 0 rank 1 (pid 5425)."""
+    parts = [role(process)]
+    for label, key in (("dp", "dp_rank"), ("rank", "rank")):
+        if process.get(key) is not None:
+            parts.append(f"{label} {process[key]}")
+    if process.get("pid") is not None:
+        parts.append(f"(pid {process['pid']})")
+    return " ".join(parts)
+
+
+def print_json(text: str) -> None:
+    """The sidecar's answer, untouched."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def print_error(verb: str, error: ClientError, as_json: bool) -> int:
+    """Say on standard error what went wrong and what to do; returns the exit code."""
+    if as_json and error.body:
+        print_json(error.body)
+    status = f"HTTP {error.status}, " if error.status is not None else ""
+    warn(f"{verb}: {error.detail} ({status}{error.code})")
+    if error.remedy:
+        print(f"  what to do: {error.remedy}", file=sys.stderr)
+    if not as_json:
+        lines = operation_table(error.problem.get("operation") or error.problem)
+        if lines:
+            print(f"\n{lines}", file=sys.stderr)
+    for kind, code in ((Unreachable, EXIT_UNREACHABLE), (StillRunning, EXIT_INCOMPLETE)):
+        if isinstance(error, kind):
+            return code
+    return EXIT_USAGE if error.status in INPUT_STATUSES else EXIT_FAILED
+
+
+def perform(
+    verb: str,
+    args: Namespace,
+    call: Callable[[Client], Answer],
+    show: Callable[[dict[str, Any]], str],
+    judge: Callable[[Answer], int],
+) -> int:
+    """Ask the sidecar, print what came in the way that was asked for, return the exit code."""
+    try:
+        answer = call(make_client(args))
+    except UsageError as error:
+        warn(f"{verb}: {error}")
+        return EXIT_USAGE
+    except ClientError as error:
+        return print_error(verb, error, args.json)
+    if args.json:
+        print_json(answer.text)
+    else:
+        print(show(answer.body))
+    return judge(answer)
+
+
+def judge_change(answer: Answer) -> int:
+    """The exit code for a change that was answered with its operation."""
+    if answer.running:
+        return EXIT_OK  # nobody wanted to wait
+    if answer.operation.get("state") not in (None, "applied"):
+        return EXIT_FAILED
+    acknowledged = all(process.get("ok", True) for process in rows_of(answer.operation))
+    return EXIT_OK if acknowledged else EXIT_INCOMPLETE
+
+
+def show_change(document: dict[str, Any]) -> str:
+    """What an operation did, for people."""
+    operation = document.get("operation")
+    if not isinstance(operation, dict):
+        return "done"
+    processes = rows_of(operation)
+    done = sum(1 for process in processes if process.get("ok"))
+    took = operation.get("duration_s")
+    generation, operation_id = word(operation.get("generation")), word(operation.get("id"))
+    parts = (
+        f"{word(operation.get('kind'))} {word(operation.get('state'))}:",
+        f"{done} of {len(processes)} processes" if processes else "",
+        f"in {seconds(took)}" if took is not None else "",
+        f"(generation {generation}, operation {operation_id})",
+    )
+    headline = " ".join(part for part in parts if part)
+    lines = operation_table(operation)
+    return f"{headline}\n\n{lines}" if lines else headline
+
+
+def _significant(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f}"

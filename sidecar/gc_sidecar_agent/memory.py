@@ -1,0 +1,69 @@
+"""The memory of this process as the kernel and torch count it, and how to give freed memory back.
+
+Only `/proc/self/status` is read: `smaps` walks every mapping and has stalled a large process for seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from typing import NamedTuple
+
+
+class Memory(NamedTuple):
+    """Resident memory in bytes, by kind; None where the kernel does not tell."""
+
+    anonymous_bytes: int | None
+    file_bytes: int | None
+    shared_bytes: int | None
+
+
+def read_memory() -> Memory:
+    """This process's resident memory, from /proc/self/status. Never raises."""
+    try:
+        fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.read(fd, 16384)
+        finally:
+            os.close(fd)
+    except OSError:
+        return Memory(None, None, None)
+    return Memory(
+        _field_bytes(status, b"RssAnon:"),
+        _field_bytes(status, b"RssFile:"),
+        _field_bytes(status, b"RssShmem:"),
+    )
+
+
+def _field_bytes(status: bytes, name: bytes) -> int | None:
+    start = status.find(name)
+    if start < 0:
+        return None
+    end = status.find(b"kB", start)
+    try:
+        return int(status[start + len(name) : end]) * 1024
+    except ValueError:
+        return None
+
+
+def read_device_memory() -> tuple[int | None, int | None]:
+    """Device memory allocated and reserved by torch in bytes; None unless torch has initialised a device
+    already. Never imports torch and never initialises a device. Never raises."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None, None
+    try:
+        if not torch.cuda.is_initialized():
+            return None, None
+        return int(torch.cuda.memory_allocated()), int(torch.cuda.memory_reserved())
+    except Exception:
+        return None, None
+
+
+def trim() -> None:
+    """Give memory that the allocator keeps back to the kernel (glibc's malloc_trim). Never raises."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass  # not glibc

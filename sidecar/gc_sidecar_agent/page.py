@@ -1,0 +1,396 @@
+"""The page: one small file per process in the run directory, by which others see it without touching it.
+
+The format, its one writer (the agent) and its reader (the sidecar) stand side by side here. How it survives
+full disks, truncation and killed writers is told in docs/architecture.md.
+
+    offset  what                       written
+    0       header: magic, version,    at creation; the word `collecting since` by the GC callback alone
+            collecting since
+    4096    numbers: aligned words     every poll, from the meter's private words
+    8192    slots A and B: JSON with   on change, alternately; the newest with a right CRC counts
+            sequence, length and CRC
+    16384   ring of full collections   when there are new ones, from the meter's private ring
+    57344   ring of young collections  the same
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import re
+import stat
+import struct
+import time
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+MAGIC = 0x31304547_41504347  # "GCPAGE01", little-endian
+VERSION = 1
+NONE = -(1 << 63)  # a number that is not known
+
+HEADER_BYTES = 4096
+NUMBERS_OFFSET = 4096
+SLOT_OFFSETS = (8192, 12288)
+SLOT_BYTES = 4096
+RING_RECORDS = 1024
+RECORD_WORDS = 5  # sequence, start, length with generation and trigger, objects, XOR of these
+RING_BYTES = RING_RECORDS * RECORD_WORDS * 8
+FULL_RING_OFFSET = 16384
+YOUNG_RING_OFFSET = FULL_RING_OFFSET + RING_BYTES
+PAGE_BYTES = YOUNG_RING_OFFSET + RING_BYTES
+
+SUFFIX = ".page"
+PAGE_NAME = re.compile(r"[a-z_]+-dp\d+-r\d+-\d+-[0-9a-f]{8}\.page")
+
+# Upper bounds of the pause histogram in nanoseconds, 0.5 ms to 60 s; a last bucket holds the rest.
+BUCKETS_NS = tuple(
+    int(seconds * 1e9)
+    for seconds in (
+        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+        0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    )
+)  # fmt: skip
+BUCKET_COUNT = len(BUCKETS_NS) + 1
+
+# What caused a collection. "auto" is CPython's own; "explicit" somebody else's gc.collect().
+TRIGGERS = ("auto", "maintain", "restore", "entry", "explicit")
+
+# Header words.
+HEADER_MAGIC, HEADER_VERSION, HEADER_COLLECTING_SINCE_NS = 0, 1, 2
+
+_GENERATION_FIELDS = ("count", "total_ns", "max_ns", "collected_objects", "uncollectable_objects")
+NUMBER_NAMES: tuple[str, ...] = (
+    "heartbeat",
+    "clock_offset_ns",  # wall clock minus monotonic clock, so that a record's start can be told as a date
+    "lease_remaining_ms",
+    "gc_enabled",
+    "threshold0",
+    "threshold1",
+    "threshold2",
+    *(f"gen{generation}_{name}" for generation in range(3) for name in _GENERATION_FIELDS),
+    *(f"auto_bucket{i}" for i in range(BUCKET_COUNT)),
+    "auto_total_ns",
+    *(f"requested_bucket{i}" for i in range(BUCKET_COUNT)),
+    "requested_total_ns",
+    "full_ring_next",  # the sequence that the next record will have; sequences start at 1
+    "young_ring_next",
+    "full_starts",  # full collections started; the proof that a collection which was asked for ran
+    "freezes",
+    "freezes_since_maintain",
+    "maintains",
+    "maintain_total_ns",
+    "reclaimed_objects",
+    "anonymous_bytes",
+    "file_bytes",
+    "shared_bytes",
+    "growth_bytes",
+    "device_allocated_bytes",
+    "device_reserved_bytes",
+)
+NUMBER_INDEX = {name: index for index, name in enumerate(NUMBER_NAMES)}
+NUMBERS_BYTES = len(NUMBER_NAMES) * 8
+
+
+class PageError(Exception):
+    """A file in the run directory that cannot be read as a page; `str()` of it says why."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One collection as its process recorded it. Times in nanoseconds of that process's monotonic clock."""
+
+    sequence: int
+    start_ns: int
+    duration_ns: int
+    gc_generation: int
+    trigger: str
+    collected_objects: int
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """One reading of a page.
+
+    `description` is the JSON of the newest valid slot: `identity`, `topology` and `state` of the process.
+    `numbers` holds every name of NUMBER_NAMES; None where the process does not know it.
+    """
+
+    name: str
+    description: dict[str, Any]
+    numbers: dict[str, int | None]
+    collecting_since_ns: int
+    alive: bool
+    full_pauses: tuple[Pause, ...] = field(default=())
+    young_pauses: tuple[Pause, ...] = field(default=())
+    torn_records: int = 0
+
+
+# --- writing, in the engine's process ---
+
+
+class PageWriter:
+    """The agent's own page. Everything but the word `collecting since` is written with pwrite: a file that
+    somebody truncates under a map kills the process that stores into it, a pwrite merely extends it again."""
+
+    def __init__(self, path: str, fd: int, header: mmap.mmap) -> None:
+        self.path = path
+        self.fd = fd
+        # Never closed: a GC callback may store into it until the process is gone.
+        self._header_map = header
+        self.header = memoryview(header).cast("q")
+        self._slot = 0
+        self._sequence = 0
+
+    @property
+    def name(self) -> str:
+        """The file's name in the run directory."""
+        return os.path.basename(self.path)
+
+    def is_intact(self) -> bool:
+        """Whether the file still has its size; a truncated one must not be stored into any more."""
+        return os.lseek(self.fd, 0, os.SEEK_END) >= PAGE_BYTES
+
+    def is_listed(self) -> bool:
+        """Whether the file still stands under its name, so that readers find it."""
+        try:
+            return os.stat(self.path, follow_symlinks=False).st_ino == os.fstat(self.fd).st_ino
+        except OSError:
+            return False
+
+    def write_numbers(self, words: memoryview) -> None:
+        """Publish the numbers (NUMBERS_BYTES of words in the order of NUMBER_NAMES)."""
+        os.pwrite(self.fd, words, NUMBERS_OFFSET)
+
+    def write_ring(self, offset: int, ring: memoryview) -> None:
+        """Publish a whole ring; records that change meanwhile are told by their XOR."""
+        os.pwrite(self.fd, ring, offset)
+
+    def write_description(self, description: dict[str, Any]) -> None:
+        """Publish the JSON part into the slot that does not hold the newest one."""
+        self._sequence += 1
+        os.pwrite(
+            self.fd,
+            encode_slot(self._sequence, description),
+            SLOT_OFFSETS[self._slot],
+        )
+        self._slot = 1 - self._slot
+
+    def discard(self) -> None:
+        """Take the page out of the run directory and give up its lock. The map stays while it is in use."""
+        try:
+            if self.is_listed():
+                os.unlink(self.path)
+            os.close(self.fd)
+        except OSError:
+            pass
+
+
+def page_name(role: str, dp_rank: int, rank: int, started_ns: int) -> str:
+    """A name that no other process and no earlier container start has had."""
+    return f"{role}-dp{dp_rank}-r{rank}-{started_ns}-{os.urandom(4).hex()}{SUFFIX}"
+
+
+def create_page(run_dir: str, name: str) -> PageWriter:
+    """A new page under `name`, filled and locked before anyone can see it. Raises OSError, PageError.
+
+    Space is allocated first: a store into a sparse file on a full tmpfs kills the process (SIGBUS).
+    """
+    path = os.path.join(run_dir, name)
+    temporary = os.path.join(run_dir, f".{name}.tmp")
+    fd = os.open(
+        temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    try:
+        os.posix_fallocate(fd, 0, PAGE_BYTES)
+        os.fchmod(fd, 0o644)
+        header = mmap.mmap(fd, HEADER_BYTES)
+        writer = PageWriter(path, fd, header)
+        writer.header[HEADER_MAGIC] = MAGIC
+        writer.header[HEADER_VERSION] = VERSION
+        # A record lock is released by the kernel however the process ends, and it is seen across PID
+        # namespaces. It is lost when any descriptor of the file is closed: never open the page again here.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        os.close(fd)
+        raise
+    return writer
+
+
+def encode_slot(sequence: int, description: dict[str, Any]) -> bytes:
+    """The bytes of a slot; a description that is too long loses its longest texts, never its shape."""
+    body = json.dumps(description, separators=(",", ":")).encode()
+    if len(body) > SLOT_BYTES - 16:
+        body = json.dumps(_shortened(description), separators=(",", ":")).encode()
+    if len(body) > SLOT_BYTES - 16:
+        raise PageError(f"a description of {len(body)} bytes does not fit its slot")
+    return struct.pack("<QII", sequence, len(body), _slot_crc(sequence, body)) + body
+
+
+def _slot_crc(sequence: int, body: bytes) -> int:
+    return zlib.crc32(body, sequence & 0xFFFFFFFF)
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shortened(item) for item in value[:64]]
+    if isinstance(value, str) and len(value) > 120:
+        return value[:117] + "..."
+    return value
+
+
+# --- reading, in the sidecar ---
+
+
+def list_pages(run_dir: str, limit: int = 4096) -> list[str]:
+    """Names in `run_dir` that look like pages, sorted, at most `limit`. Raises OSError."""
+    names = []
+    with os.scandir(run_dir) as entries:
+        for entry in entries:
+            if PAGE_NAME.fullmatch(entry.name):
+                names.append(entry.name)
+                if len(names) >= limit:
+                    break
+    return sorted(names)
+
+
+def read_page(run_dir: str, name: str, rings: bool = False) -> PageContent:
+    """One reading of a page. Raises PageError, OSError.
+
+    The file is opened without following links and without blocking on a FIFO, and read with pread:
+    a reader that maps a file dies when somebody truncates it.
+    """
+    fd = os.open(
+        os.path.join(run_dir, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    )
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise PageError("not a regular file")
+        if status.st_size < PAGE_BYTES:
+            raise PageError(f"truncated: {status.st_size} of {PAGE_BYTES} bytes")
+        head = os.pread(fd, FULL_RING_OFFSET, 0)
+        ring_bytes = os.pread(fd, 2 * RING_BYTES, FULL_RING_OFFSET) if rings else b""
+        alive = _is_locked(fd)
+    finally:
+        os.close(fd)
+    if len(head) < FULL_RING_OFFSET:
+        raise PageError("truncated while it was read")
+    magic, version, collecting_since_ns = struct.unpack_from("<3q", head)
+    if magic != MAGIC:
+        raise PageError("not a page: the magic number is wrong")
+    if version != VERSION:
+        raise PageError(f"a page of format {version}; this sidecar reads format {VERSION}")
+    description = _newest_description(head)
+    values = struct.unpack_from(f"<{len(NUMBER_NAMES)}q", head, NUMBERS_OFFSET)
+    numbers = {
+        key: None if value == NONE else value
+        for key, value in zip(NUMBER_NAMES, values, strict=True)
+    }
+    full: tuple[Pause, ...] = ()
+    young: tuple[Pause, ...] = ()
+    torn = 0
+    if len(ring_bytes) == 2 * RING_BYTES:
+        full, torn_full = decode_ring(ring_bytes[:RING_BYTES])
+        young, torn_young = decode_ring(ring_bytes[RING_BYTES:])
+        torn = torn_full + torn_young
+    return PageContent(name, description, numbers, collecting_since_ns, alive, full, young, torn)
+
+
+def _newest_description(head: bytes) -> dict[str, Any]:
+    best_sequence, best = 0, None
+    for offset in SLOT_OFFSETS:
+        sequence, length, crc = struct.unpack_from("<QII", head, offset)
+        if sequence <= best_sequence or length > SLOT_BYTES - 16:
+            continue
+        body = head[offset + 16 : offset + 16 + length]
+        if _slot_crc(sequence, body) != crc:
+            continue
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            best_sequence, best = sequence, value
+    if best is None:
+        raise PageError(
+            "no valid description: the page was damaged or its writer never finished it"
+        )
+    return best
+
+
+def decode_ring(ring: bytes) -> tuple[tuple[Pause, ...], int]:
+    """The records of a ring in the order of their sequence, and how many were torn or forged."""
+    pauses, torn = [], 0
+    words = struct.unpack(f"<{RING_RECORDS * RECORD_WORDS}q", ring)
+    for slot in range(RING_RECORDS):
+        sequence, start, length, objects, check = words[
+            slot * RECORD_WORDS : (slot + 1) * RECORD_WORDS
+        ]
+        if sequence == 0 and check == 0 and start == 0:
+            continue
+        trigger = length & 0xF
+        generation = (length >> 4) & 0xF
+        if (
+            sequence ^ start ^ length ^ objects != check
+            or sequence <= 0
+            or sequence % RING_RECORDS != slot
+            or generation > 2
+            or trigger >= len(TRIGGERS)
+            or length < 0
+        ):
+            torn += 1
+            continue
+        pauses.append(Pause(sequence, start, length >> 8, generation, TRIGGERS[trigger], objects))
+    pauses.sort(key=lambda pause: pause.sequence)
+    return tuple(pauses), torn
+
+
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether another process holds the page's record lock, that is: whether its writer lives."""
+    query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOSYS):
+            return True  # a file system without locks: the heartbeat has to tell
+        raise
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def remove_dead_pages(run_dir: str, role: str, dp_rank: int, rank: int) -> None:
+    """Unlink the pages that earlier processes of this role and rank left behind. Never raises."""
+    prefix = f"{role}-dp{dp_rank}-r{rank}-"
+    try:
+        for name in list_pages(run_dir):
+            if not name.startswith(prefix):
+                continue
+            try:
+                fd = os.open(
+                    os.path.join(run_dir, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                )
+                try:
+                    dead = stat.S_ISREG(os.fstat(fd).st_mode) and not _is_locked(fd)
+                finally:
+                    os.close(fd)
+                if dead:
+                    os.unlink(os.path.join(run_dir, name))
+            except OSError:
+                continue
+    except OSError:
+        pass
+
+
+def clock_offset_ns() -> int:
+    """Wall clock minus monotonic clock of this process, in nanoseconds."""
+    return time.time_ns() - time.monotonic_ns()

@@ -1,0 +1,445 @@
+"""The GC policy of this process: entering, the tick, maintenance, and going back to what was there before.
+
+Every change goes through one lock and ends in a state that is complete: a policy with its freezes, or CPython's
+own GC as it was found. What it knows is published on the page by the agent.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gc_sidecar_agent.collection import Collect, Collection, CollectionError
+from gc_sidecar_agent.collector import UNSUPPORTED_REASONS
+from gc_sidecar_agent.command import POLICY_KINDS, Command, Outcome
+from gc_sidecar_agent.memory import read_device_memory, read_memory, trim
+from gc_sidecar_agent.meter import PauseMeter
+from gc_sidecar_agent.page import NUMBER_INDEX
+
+OFF = "off"
+# The third threshold that no count reaches. Above 2**31 - 1 set_threshold raises OverflowError.
+HELD_OFF = 1 << 30
+REMEMBERED_OUTCOMES = 64
+
+_FREEZES = NUMBER_INDEX["freezes"]
+_FREEZES_SINCE_MAINTAIN = NUMBER_INDEX["freezes_since_maintain"]
+_MAINTAINS = NUMBER_INDEX["maintains"]
+_MAINTAIN_TOTAL_NS = NUMBER_INDEX["maintain_total_ns"]
+_RECLAIMED_OBJECTS = NUMBER_INDEX["reclaimed_objects"]
+_FULL_COUNT = NUMBER_INDEX["gen2_count"]
+
+
+class PolicyError(Exception):
+    """A command that this process did not carry out; `code` is stable, `detail` is for people."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Found:
+    """What GC was like when a policy was entered, to be put back exactly."""
+
+    enabled: bool
+    thresholds: tuple[int, int, int]
+    frozen: bool
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a policy ended by itself."""
+
+    code: str
+    detail: str
+
+
+class Policy:
+    """The policy of this process. `run` carries out commands, `poll` keeps leases, guards and ticks."""
+
+    def __init__(self, meter: PauseMeter, collector: str) -> None:
+        self.mode = OFF
+        self.generation = 0
+        self.settings: Command | None = (
+            None  # the command that the policy in force was entered with
+        )
+        self.entered_at: float | None = None
+        self.reason: Reason | None = None
+        self.refused: dict[str, Any] | None = None
+        self.collect_pending = False
+        self.exits: dict[str, int] = {}
+        self.last_outcome: Outcome | None = None
+        self.changes = 0  # rises with every change that `description` shows
+        self.lease_deadline: float | None = None  # on time.monotonic()
+        self.entry_anonymous_bytes: int | None = None
+        self._meter = meter
+        self._collector = collector
+        self._lock = threading.Lock()
+        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self._found: Found | None = None
+        self._frozen_by_engine = False
+        self._refreeze_pending = False
+        self._pending_since_full = 0
+        self._next_tick = 0.0
+
+    # --- what others ask ---
+
+    def note_ready(self) -> None:
+        """Read once, when the engine is ready, whether it froze its heap: the count walks the whole list."""
+        self._frozen_by_engine = gc.get_freeze_count() > 0
+
+    def outcome_of(self, operation_id: str) -> Outcome | None:
+        """What this process did about an operation, None where it has not (or long ago)."""
+        return self._outcomes.get(operation_id)
+
+    def lease_remaining_s(self) -> float | None:
+        """Seconds until the policy ends by itself, None where there is none."""
+        deadline = self.lease_deadline
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def renew_lease(self, remaining_s: float) -> None:
+        """Let the policy in force last `remaining_s` from now; nothing where there is none."""
+        if self.mode != OFF:
+            self.lease_deadline = time.monotonic() + remaining_s
+
+    def run(self, command: Command, collect: Collect) -> Outcome:
+        """Carry out one operation, once: a repeated operation id gets the outcome of the first time."""
+        deadline = time.monotonic() + command.deadline_s
+        with self._serialised(deadline) as acquired:
+            if not acquired:
+                return _failure(
+                    command, "policy_busy", "another operation of this process still runs"
+                )
+            known = self._outcomes.get(command.operation_id)
+            if known is not None:
+                return known
+            before = read_memory().anonymous_bytes
+            device_before = read_device_memory()[0]
+            try:
+                result, detail = self._carry_out(command, collect, deadline)
+            except (PolicyError, CollectionError) as error:
+                outcome = _failure(command, error.code, error.detail)
+            except Exception as error:
+                outcome = _failure(command, "agent_error", f"{type(error).__name__}: {error}")
+            else:
+                outcome = Outcome(
+                    operation_id=command.operation_id,
+                    kind=command.kind,
+                    generation=self.generation,
+                    ok=True,
+                    detail=detail,
+                    pause_s=result.pause_s if result else None,
+                    collected_objects=result.collected_objects if result else None,
+                    resident_delta_bytes=_difference(read_memory().anonymous_bytes, before),
+                    device_delta_bytes=_difference(read_device_memory()[0], device_before),
+                )
+            self._outcomes[command.operation_id] = outcome
+            if len(self._outcomes) > REMEMBERED_OUTCOMES:
+                self._outcomes.popitem(last=False)
+            self.last_outcome = outcome
+            self.changes += 1
+            return outcome
+
+    def settle(self, collect: Collect, deadline: float) -> None:
+        """Run the collection that a restore from another thread left pending, if there is one."""
+        if not self.collect_pending:
+            return
+        with self._serialised(deadline) as acquired:
+            if acquired and self.collect_pending and self.mode == OFF:
+                collect("restore", deadline)
+                self._finish_pending()
+
+    def poll(self, anonymous_bytes: int | None, collect: Collect) -> None:
+        """Keep the lease, the growth limit and the tick. Called on the agent's thread, every poll."""
+        self._notice_pending_collection()
+        if self.mode == OFF:
+            return
+        settings = self.settings
+        now = time.monotonic()
+        end: Reason | None = None
+        if self.lease_deadline is not None and now >= self.lease_deadline:
+            end = Reason("lease_expired", "the lease ended without a renewal")
+        elif (
+            settings is not None
+            and settings.max_rss_growth_bytes is not None
+            and anonymous_bytes is not None
+            and self.entry_anonymous_bytes is not None
+            and anonymous_bytes - self.entry_anonymous_bytes > settings.max_rss_growth_bytes
+        ):
+            growth = anonymous_bytes - self.entry_anonymous_bytes
+            end = Reason(
+                "rss_growth",
+                f"anonymous memory grew by {growth} bytes since the policy was entered, more than"
+                f" the limit of {settings.max_rss_growth_bytes}",
+            )
+        if end is None and now < self._next_tick:
+            return
+        if not self._lock.acquire(blocking=False):
+            return  # an operation runs; the next poll comes in a moment
+        try:
+            if self.mode == OFF:
+                return
+            if end is None:
+                end = self._tick(now)
+            if end is not None:
+                self._leave(end, collect, now + 2.0)
+        finally:
+            self._lock.release()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: its parent's policy is not its own. No collection, only what is instant."""
+        self._lock = threading.Lock()
+        if self.mode != OFF:
+            self._put_back()
+            if self._found is not None and self._found.frozen:
+                gc.freeze()
+        self.__init__(self._meter, self._collector)  # type: ignore[misc]
+
+    def description(self) -> dict[str, Any]:
+        """The policy's part of the page, JSON-safe."""
+        settings = self.settings
+        return {
+            "mode": self.mode,
+            "generation": self.generation,
+            "owner": settings.owner if settings else None,
+            "entered_at": self.entered_at,
+            "interval_s": settings.interval_s if settings else None,
+            "pause_budget_ms": settings.pause_budget_ms if settings else None,
+            "max_rss_growth_bytes": settings.max_rss_growth_bytes if settings else None,
+            "reason": vars(self.reason) if self.reason else None,
+            "refused": self.refused,
+            "collect_pending": self.collect_pending,
+            "exits": dict(self.exits),
+            "operation": self.last_outcome.to_dict() if self.last_outcome else None,
+        }
+
+    # --- the commands; the lock is held ---
+
+    def _carry_out(
+        self, command: Command, collect: Collect, deadline: float
+    ) -> tuple[Collection | None, str | None]:
+        if command.kind == "maintain":
+            return self._maintain(command, collect, deadline), None
+        if command.kind not in POLICY_KINDS:
+            raise PolicyError("bad_command", f"{command.kind} is not an operation")
+        if command.generation < self.generation:
+            raise PolicyError(
+                "stale_generation",
+                f"generation {command.generation} is older than {self.generation}, which is in force",
+            )
+        if command.kind == "restore":
+            return self._restore(command, collect, deadline)
+        return self._enter(command, collect, deadline)
+
+    def _enter(
+        self, command: Command, collect: Collect, deadline: float
+    ) -> tuple[Collection | None, str | None]:
+        unsupported = UNSUPPORTED_REASONS.get(self._collector)
+        if unsupported is not None:
+            self._refuse(command, "collector_unsupported", unsupported)
+        if command.kind == "budget":
+            self._refuse(
+                command, "policy_unsupported", "this agent has no budget policy; use freeze"
+            )
+        if self.mode == command.kind and gc.get_threshold()[2] == HELD_OFF:
+            self._renew(command)
+            return None, "already in force; settings and lease renewed"
+        collection, detail = None, None
+        if command.collect_first:
+            try:
+                collection = collect("entry", deadline)
+            except CollectionError as error:
+                if error.code != "collect_pending":
+                    raise
+                detail = f"entered without collecting first: {error.detail}"
+        if self.mode == OFF:
+            thresholds = gc.get_threshold()
+            self._found = Found(gc.isenabled(), thresholds, self._is_frozen_by_engine())
+        self.collect_pending = self._refreeze_pending = False
+        try:
+            self._hold_off()
+            self._freeze()
+        except Exception as error:
+            reason = Reason("freeze_failed", f"{type(error).__name__}: {error}")
+            self._leave(reason, collect, deadline)
+            raise PolicyError(reason.code, reason.detail) from error
+        self.mode = command.kind
+        self.entered_at = time.time()
+        self.entry_anonymous_bytes = read_memory().anonymous_bytes
+        self.reason = None
+        self._renew(command)
+        return collection, detail
+
+    def _restore(
+        self, command: Command, collect: Collect, deadline: float
+    ) -> tuple[Collection | None, str | None]:
+        collection: Collection | None = None
+        detail: str | None = "nothing to restore"
+        if self.mode != OFF:
+            collection = self._leave(None, collect, deadline)
+            detail = None
+        elif self.collect_pending:
+            collection = collect("restore", deadline)
+            self._finish_pending()
+            detail = "ran the collection that was pending"
+        self.generation = command.generation
+        self.refused = None
+        self.reason = None
+        if self.collect_pending:
+            detail = "thresholds and heap are as found; the collection is still pending"
+        return collection, detail
+
+    def _maintain(self, command: Command, collect: Collect, deadline: float) -> Collection:
+        freeze_again = self.mode != OFF or self._refreeze_pending or gc.get_freeze_count() > 0
+        gc.unfreeze()
+        try:
+            collection = collect("maintain", deadline)
+        finally:
+            if freeze_again:
+                try:
+                    self._freeze()
+                except Exception as error:
+                    self._fail(error, collect, deadline)
+        self._meter.words[_FREEZES_SINCE_MAINTAIN] = 0
+        self._meter.words[_MAINTAINS] += 1
+        self._meter.words[_MAINTAIN_TOTAL_NS] += int(collection.pause_s * 1e9)
+        self._meter.words[_RECLAIMED_OBJECTS] += collection.collected_objects
+        if self.mode == OFF:
+            self.collect_pending = self._refreeze_pending = False
+        if command.trim:
+            trim()
+        return collection
+
+    def _refuse(self, command: Command, code: str, detail: str) -> None:
+        self.refused = {"generation": command.generation, "code": code, "detail": detail}
+        raise PolicyError(code, detail)
+
+    def _renew(self, command: Command) -> None:
+        self.settings = command
+        self.generation = command.generation
+        self.lease_deadline = time.monotonic() + command.lease_s
+        self._next_tick = time.monotonic() + command.interval_s
+        self.refused = None
+
+    # --- the pieces ---
+
+    def _hold_off(self) -> None:
+        threshold0, threshold1, _ = gc.get_threshold()
+        gc.set_threshold(threshold0, threshold1, HELD_OFF)
+        if gc.get_threshold()[2] != HELD_OFF:
+            raise PolicyError("collector_unsupported", "the third threshold was not accepted")
+
+    def _freeze(self) -> None:
+        gc.freeze()
+        self._meter.words[_FREEZES] += 1
+        self._meter.words[_FREEZES_SINCE_MAINTAIN] += 1
+
+    def _tick(self, now: float) -> Reason | None:
+        settings = self.settings
+        self._next_tick = now + (settings.interval_s if settings else 60.0)
+        try:
+            self._freeze()
+        except Exception as error:
+            return Reason("freeze_failed", f"{type(error).__name__}: {error}")
+        return None
+
+    def _fail(self, error: Exception, collect: Collect, deadline: float) -> None:
+        """A freeze failed: never leave full collections off while nobody freezes."""
+        reason = Reason("freeze_failed", f"{type(error).__name__}: {error}")
+        if self.mode != OFF:
+            self._leave(reason, collect, deadline)
+        raise PolicyError(reason.code, reason.detail) from error
+
+    def _leave(self, reason: Reason | None, collect: Collect, deadline: float) -> Collection | None:
+        """Back to what was found: thresholds and flag first, then the heap, then the collection."""
+        self._put_back()
+        self.mode = OFF
+        self.settings = None
+        self.entered_at = None
+        self.lease_deadline = None
+        self.entry_anonymous_bytes = None
+        self.reason = reason
+        exit_reason = reason.code if reason else "restored"
+        self.exits[exit_reason] = self.exits.get(exit_reason, 0) + 1
+        self._refreeze_pending = self._found.frozen if self._found else False
+        self.collect_pending = True
+        self._pending_since_full = self._meter.words[_FULL_COUNT]
+        self.changes += 1
+        try:
+            collection = collect("restore", deadline)
+        except CollectionError:
+            return None  # collect_pending says so; whoever comes next runs it
+        self._finish_pending()
+        return collection
+
+    def _put_back(self) -> None:
+        if self._found is None:
+            return
+        gc.set_threshold(*self._found.thresholds)
+        if self._found.enabled and not gc.isenabled():
+            gc.enable()
+        elif not self._found.enabled and gc.isenabled():
+            gc.disable()
+        gc.unfreeze()
+
+    def _finish_pending(self) -> None:
+        if self._refreeze_pending:
+            try:
+                gc.freeze()
+            except Exception as error:
+                self.reason = Reason("freeze_failed", f"{type(error).__name__}: {error}")
+        self.collect_pending = self._refreeze_pending = False
+        self.changes += 1
+
+    def _notice_pending_collection(self) -> None:
+        """CPython's own next full collection does what a restore left pending."""
+        if not self.collect_pending or self._meter.words[_FULL_COUNT] == self._pending_since_full:
+            return
+        if self._lock.acquire(blocking=False):
+            try:
+                if self.collect_pending and self.mode == OFF:
+                    self._finish_pending()
+            finally:
+                self._lock.release()
+
+    def _is_frozen_by_engine(self) -> bool:
+        # Asked again only where it was not frozen yet: then the list that the count walks is short, but for
+        # the one time after the engine froze it.
+        if not self._frozen_by_engine and not self._refreeze_pending:
+            self._frozen_by_engine = gc.get_freeze_count() > 0
+        return self._frozen_by_engine or self._refreeze_pending
+
+    @contextmanager
+    def _serialised(self, deadline: float) -> Iterator[bool]:
+        # Short waits in a loop rather than one long one: a collection that the agent's thread asks of the
+        # main thread while it holds the lock needs the main thread to run bytecode.
+        while not (acquired := self._lock.acquire(timeout=0.01)):
+            if time.monotonic() >= deadline:
+                break
+        try:
+            yield acquired
+        finally:
+            if acquired:
+                self._lock.release()
+
+
+def _failure(command: Command, code: str, detail: str) -> Outcome:
+    return Outcome(
+        operation_id=command.operation_id,
+        kind=command.kind,
+        generation=command.generation,
+        ok=False,
+        code=code,
+        detail=detail,
+    )
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
