@@ -20,7 +20,7 @@ from typing import Any
 
 from gc_sidecar_agent import __version__
 from gc_sidecar_agent.board import Board, BoardError, Lease, board_stamp, read_board
-from gc_sidecar_agent.collection import Collect, MainThreadCollector, collect_here
+from gc_sidecar_agent.collection import Collect, CollectionError, MainThreadCollector, collect_here
 from gc_sidecar_agent.collector import collector_kind
 from gc_sidecar_agent.command import (
     OPERATION_KINDS,
@@ -47,6 +47,7 @@ from gc_sidecar_agent.page import (
     remove_dead_pages,
 )
 from gc_sidecar_agent.policy import Policy
+from gc_sidecar_agent.signals import LostExits
 
 RUN_DIR_VARIABLE = "GC_SIDECAR_RUN_DIR"
 
@@ -93,6 +94,7 @@ class Agent:
         self.meter = PauseMeter()
         self.policy = Policy(self.meter, self.collector)
         self.main_thread = MainThreadCollector(self.meter)
+        self.lost_exits = LostExits(self.meter.callback)
         # Set by the engine core's hook: has its busy loop carry out a command in all its processes.
         self.busy_loop: Callable[[dict[str, Any]], None] | None = None
         self._born()
@@ -137,6 +139,7 @@ class Agent:
         self.dp_rank = dp_rank
         self.rank = rank
         self.meter.attach()
+        self.lost_exits.watch()
         self._open_page()
         self._thread = threading.Thread(target=self._loop, name="gc-sidecar-agent", daemon=True)
         self._thread.start()
@@ -203,7 +206,10 @@ class Agent:
         if command.kind == "lease":
             self.policy.renew_lease(command.lease_s)
         elif command.kind == "settle":
-            self.policy.settle(collect, deadline)
+            try:
+                self.policy.settle(collect, deadline)
+            except CollectionError as error:
+                return _error(error.code, error.detail, command.operation_id)
         return Outcome(command.operation_id, command.kind, self.policy.generation, ok=True)
 
     def _reply(self, operation_id: str, outcome: Outcome) -> dict[str, Any]:
@@ -253,26 +259,30 @@ class Agent:
 
     def _loop(self) -> None:
         pid = os.getpid()
+        # Each for itself: one that fails must not keep the others from being done.
+        steps = (
+            self.lost_exits.deliver,
+            self._look_after,
+            self._keep_policy,
+            self._follow_board,
+            self._settle,
+            self._publish,
+        )
         while os.getpid() == pid:
-            try:
-                self._poll()
-            except Exception as error:
-                self._note_error(f"{type(error).__name__}: {error}")
+            self._polls += 1
+            for step in steps:
+                try:
+                    step()
+                except Exception as error:
+                    self._note_error(f"{type(error).__name__}: {error}")
             time.sleep(POLL_S)
 
-    def _poll(self) -> None:
-        self._polls += 1
-        if self._polls % MEMORY_POLLS == 1:
-            self._look_after()
+    def _keep_policy(self) -> None:
         mode = self.policy.mode
         self.policy.poll(self._anonymous_bytes, self._collect_from_thread())
         if mode != self.policy.mode:
-            # It ended by itself, and so it did in the workers: an idle one cannot collect before an RPC comes.
+            # It ended by itself, as in the workers: an idle one cannot collect before an RPC comes.
             self._settle_polls = SETTLE_POLLS
-        if self.ready:
-            self._follow_board()
-            self._settle()
-        self._publish()
 
     def _settle(self) -> None:
         if self._settle_polls <= 0:
@@ -288,6 +298,8 @@ class Agent:
 
     def _look_after(self) -> None:
         """Once a second: memory, the callback that somebody may have removed, the page that may have gone."""
+        if self._polls % MEMORY_POLLS != 1:
+            return
         self.meter.attach()
         self._read_memory()
         if self._polls % DEVICE_POLLS == 1:
@@ -308,7 +320,7 @@ class Agent:
         return self.main_thread.collect
 
     def _follow_board(self) -> None:
-        if self.run_dir is None:
+        if self.run_dir is None or not self.ready:
             return
         stamp = board_stamp(self.run_dir)
         if stamp != self._board_stamp:
@@ -331,8 +343,10 @@ class Agent:
         if lease is not None and lease.sequence > self._lease_sequence:
             wanted = board.policy
             if wanted is not None and wanted.generation == self.policy.generation:
-                self.policy.renew_lease(lease.remaining_s)
                 self._lease_sequence = lease.sequence
+                remaining_s = _remaining_s(lease)
+                if remaining_s > 0:
+                    self.policy.renew_lease(remaining_s)
 
     def _follow(self, command: Command) -> None:
         if self.policy.outcome_of(command.operation_id) is not None:
@@ -439,12 +453,17 @@ class Agent:
         words[_INDEX["threshold2"]] = threshold2
 
 
+def _remaining_s(lease: Lease) -> float:
+    """What is left of the lease. The wall clock may only shorten it: a late reader of an old board must not
+    begin it anew."""
+    return min(lease.remaining_s, lease.expires_at - time.time())
+
+
 def _still_wanted(policy: Command, lease: Lease | None) -> Command | None:
-    """`policy` with what is left of its lease: an engine that starts late must not begin it anew, and an old
-    board must not switch anything on. The wall clock may only shorten it here."""
+    """`policy` with what is left of its lease; None where that has ended: an old board switches nothing on."""
     if policy.kind == "restore" or lease is None:
         return policy
-    remaining_s = min(policy.lease_s, lease.remaining_s, lease.expires_at - time.time())
+    remaining_s = min(policy.lease_s, _remaining_s(lease))
     return replace(policy, lease_s=remaining_s) if remaining_s > 0 else None
 
 

@@ -10,9 +10,16 @@ import json
 import os
 import stat
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from gc_sidecar_agent.command import Command, CommandError, parse_command
+from gc_sidecar_agent.command import (
+    MAXIMUM_GENERATION,
+    POLICY_KINDS,
+    Command,
+    CommandError,
+    parse_command,
+    shown,
+)
 
 BOARD_NAME = "board.json"
 BOARD_VERSION = 1
@@ -78,11 +85,11 @@ def parse_board(data: bytes) -> Board:
     if not isinstance(value, dict):
         raise BoardError("not a JSON object")
     if value.get("version") != BOARD_VERSION:
-        raise BoardError(f"format {value.get('version')!r}; this agent reads {BOARD_VERSION}")
+        raise BoardError(f"format {shown(value.get('version'))}; this agent reads {BOARD_VERSION}")
     try:
         return Board(
-            policy=_command(value.get("policy")),
-            maintain=_command(value.get("maintain")),
+            policy=_command(value.get("policy"), POLICY_KINDS),
+            maintain=_command(value.get("maintain"), ("maintain",)),
             lease=_lease(value.get("lease")),
         )
     except CommandError as error:
@@ -115,8 +122,19 @@ def write_board(run_dir: str, board: Board) -> None:
         raise
 
 
-def _command(value: Any) -> Command | None:
-    return None if value is None else parse_command(value)
+def _command(value: Any, kinds: tuple[str, ...]) -> Command | None:
+    if value is None:
+        return None
+    command = parse_command(value)
+    if command.kind not in kinds:
+        raise CommandError(f"{command.kind} does not stand here on a board")
+    return command
+
+
+def _is_number(value: Any, maximum: float) -> TypeGuard[float]:
+    # A comparison takes numbers that no float can hold; not a number lies in no range.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 <= value <= maximum
 
 
 def _lease(value: Any) -> Lease | None:
@@ -128,11 +146,10 @@ def _lease(value: Any) -> Lease | None:
         value.get(key) for key in ("sequence", "remaining_s", "expires_at")
     )
     if (
-        isinstance(sequence, bool)
+        not _is_number(sequence, MAXIMUM_GENERATION)
         or not isinstance(sequence, int)
-        or not isinstance(remaining_s, (int, float))
-        or not isinstance(expires_at, (int, float))
-        or not 0 <= remaining_s < 1e9
+        or not _is_number(remaining_s, 1e9)
+        or not _is_number(expires_at, 1e12)
     ):
         raise BoardError("lease has a field that is missing or out of range")
     return Lease(sequence, float(remaining_s), float(expires_at))

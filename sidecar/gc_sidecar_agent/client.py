@@ -10,6 +10,7 @@ import http.client
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,8 +26,10 @@ GRACE_S = 15.0
 POLL_S = 1.0
 MAXIMUM_POLL_S = 10.0
 MAXIMUM_TOKEN_BYTES = 8192
-# States in which an operation is still going on; every other one is final.
-RUNNING_STATES = ("pending", "running", "waiting")
+# The states of an operation that goes on, and of one that did what was asked (or, where that was
+# allowed, a part of it). Every other state is a failure.
+RUNNING_STATES = ("running",)
+DONE_STATES = ("applied", "partial")
 
 Fields = dict[str, Any]
 Progress = Callable[[dict[str, Any], float], None]
@@ -136,12 +139,13 @@ class Client:
     def wait_operation(
         self, answer: Answer, timeout_s: float, progress: Progress | None = None
     ) -> Answer:
-        """Ask for the operation of `answer` until it has ended; StillRunning after `timeout_s`.
+        """Ask for the operation of `answer` until it has ended; StillRunning after `timeout_s`,
+        ClientError where it ended in failure.
 
         `progress` is called with the operation and the seconds waited, as often as it still runs.
         """
-        path = self._path_of(answer)
         started = time.monotonic()
+        path = self._path_of(answer) if answer.running else ""
         while answer.running:
             waited = time.monotonic() - started
             if progress is not None:
@@ -157,6 +161,14 @@ class Client:
             pause = answer.retry_after_s if answer.retry_after_s is not None else POLL_S
             time.sleep(min(max(pause, 0.05), MAXIMUM_POLL_S, timeout_s - waited))
             answer = self.request("GET", path)
+        operation = answer.operation
+        if operation.get("state", "applied") not in DONE_STATES:
+            raise ClientError(
+                str(operation.get("code") or operation["state"]),
+                str(operation.get("detail") or f"the operation has ended: {operation['state']}"),
+                problem=answer.body,
+                body=answer.text,
+            )
         return answer
 
     def request(
@@ -211,13 +223,13 @@ class Client:
         return path
 
     def _unreachable(self, error: Exception, timeout_s: float) -> Unreachable:
-        if isinstance(error, TimeoutError):
+        if isinstance(error, socket.timeout):
             return Unreachable(
                 "no_answer",
                 f"no answer from {self.url} within {timeout_s:.0f} s",
                 remedy="whether anything was changed is not known: ask with `gc-sidecar status`",
             )
-        if isinstance(error, (ConnectionResetError, http.client.HTTPException)):
+        if isinstance(error, _BROKEN_OFF):
             return Unreachable(
                 "no_answer",
                 f"{self.url} broke off before it had answered ({_reason(error)})",
@@ -276,6 +288,8 @@ _CONNECTIONS: dict[str, Callable[..., http.client.HTTPConnection]] = {
     "http": http.client.HTTPConnection,
     "https": http.client.HTTPSConnection,
 }
+
+_BROKEN_OFF = (ConnectionResetError, BrokenPipeError, http.client.HTTPException)
 
 
 def _json_object(text: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,9 +45,9 @@ Raises CollectionError."""
 def collect_here(meter: PauseMeter, trigger: str, deadline: float) -> Collection:
     """Collect on this thread, and prove it: gc.collect() returns 0 at once while another thread's collection
     sits in a finalizer. Raises CollectionError `collector_busy` when that lasts until `deadline`."""
-    meter.attach()
     wait_s = 0.001
     while True:
+        meter.attach()
         before = meter.requested_collections
         with meter.requested(trigger):
             collected = gc.collect()
@@ -64,6 +65,9 @@ def collect_here(meter: PauseMeter, trigger: str, deadline: float) -> Collection
 
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
+# For the life of the process, a forked child's included: CPython may still hold the address.
+_KEPT: list[ctypes._FuncPointer] = []
+
 
 class MainThreadCollector:
     """Lets the main thread run full collections that another thread asks for.
@@ -77,8 +81,8 @@ class MainThreadCollector:
         self.wake: Callable[[], None] = lambda: None
         self._meter = meter
         self._asked: _Asked | None = None
-        # Kept for the life of the process: CPython may still hold its address.
         self._function = _PENDING_CALL(self._run)
+        _KEPT.append(self._function)
         self._add = ctypes.pythonapi.Py_AddPendingCall
         self._add.argtypes = [_PENDING_CALL, ctypes.c_void_p]
         self._add.restype = ctypes.c_int
@@ -90,11 +94,13 @@ class MainThreadCollector:
         give_up = min(deadline, time.monotonic() + MAIN_THREAD_WAIT_S)
         if self._add(self._function, None) == 0:
             self.wake()
-            while not asked.done and (asked.running or time.monotonic() < give_up):
+            while not asked.taken.locked() and time.monotonic() < give_up:
+                time.sleep(0.005)
+        # Either it is taken back here or the main thread has it, and then it ends.
+        if not asked.taken.acquire(blocking=False):
+            while not asked.done:
                 time.sleep(0.005)
         self._asked = None
-        while asked.running and not asked.done:
-            time.sleep(0.005)
         if asked.result is not None:
             return asked.result
         raise asked.error or CollectionError(
@@ -106,9 +112,8 @@ class MainThreadCollector:
     def _run(self, _argument: int | None) -> int:
         asked = self._asked
         # Somebody who disabled GC for a moment (graph capture) must not get a collection now.
-        if asked is None or asked.running or not gc.isenabled():
+        if asked is None or not gc.isenabled() or not asked.taken.acquire(blocking=False):
             return 0
-        asked.running = True
         try:
             asked.result = collect_here(self._meter, asked.trigger, time.monotonic())
         except CollectionError as error:
@@ -123,7 +128,7 @@ class _Asked:
 
     def __init__(self, trigger: str) -> None:
         self.trigger = trigger
-        self.running = False
+        self.taken = threading.Lock()  # never released: one side takes it
         self.done = False
         self.result: Collection | None = None
         self.error: CollectionError | None = None

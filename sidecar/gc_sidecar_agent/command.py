@@ -6,7 +6,6 @@ either side reads of them is checked here, so a malformed one is an error with a
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -89,15 +88,16 @@ def parse_command(request: Any) -> Command:
     """The Command in `request`; raises CommandError that names the first field that is wrong."""
     if not isinstance(request, dict):
         raise CommandError("a command is a JSON object")
-    if request.get("version") != PROTOCOL_VERSION:
+    version = request.get("version")
+    if version != PROTOCOL_VERSION:
         raise CommandError(
-            f"protocol version {request.get('version')!r} is not {PROTOCOL_VERSION}:"
+            f"protocol version {shown(version)} is not {PROTOCOL_VERSION}:"
             " install the agent and the sidecar from the same release"
         )
     fields = {key: value for key, value in request.items() if key != "version"}
-    unknown = sorted(set(fields) - set(_CHECKS))
-    if unknown:
-        raise CommandError(f"unknown field {unknown[0]!r}")
+    for name in fields:
+        if name not in _CHECKS:
+            raise CommandError(f"unknown field {shown(name)}")
     for name in ("kind", "operation_id", "generation"):
         if name not in fields:
             raise CommandError(f"{name} is missing")
@@ -116,9 +116,19 @@ def parse_outcome(value: Any) -> Outcome | None:
         outcome = Outcome(**{k: v for k, v in value.items() if k in Outcome.__dataclass_fields__})
     except TypeError:
         return None
-    if not isinstance(outcome.operation_id, str) or not isinstance(outcome.ok, bool):
-        return None
+    for name, check in _OUTCOME_CHECKS.items():
+        if check(getattr(outcome, name)):
+            return None
     return outcome
+
+
+def shown(value: Any) -> str:
+    """`value` for a message, short; its own repr may be as long as a request, and fails for a huge number."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _is_kind(value: Any) -> str | None:
@@ -153,10 +163,10 @@ def _is_number(minimum: float, maximum: float, optional: bool = False) -> Any:
     def check(value: Any) -> str | None:
         if optional and value is None:
             return None
+        # Not a number and infinity lie in no range, and a comparison takes numbers that no float can hold.
         if (
             isinstance(value, (int, float))
             and not isinstance(value, bool)
-            and math.isfinite(value)
             and minimum <= value <= maximum
         ):
             return None
@@ -167,6 +177,21 @@ def _is_number(minimum: float, maximum: float, optional: bool = False) -> Any:
 
 def _is_flag(value: Any) -> str | None:
     return None if isinstance(value, bool) else "must be true or false"
+
+
+def _is_text(optional: bool = False) -> Any:
+    def check(value: Any) -> str | None:
+        if isinstance(value, str) or (optional and value is None):
+            return None
+        return "must be a text"
+
+    return check
+
+
+def _is_difference(value: Any) -> str | None:
+    if value is None or (isinstance(value, int) and abs(value) <= 1 << 62):
+        return None
+    return "must be a whole number"
 
 
 _CHECKS: dict[str, Any] = {
@@ -181,4 +206,17 @@ _CHECKS: dict[str, Any] = {
     "collect_first": _is_flag,
     "trim": _is_flag,
     "deadline_s": _is_number(0, MAXIMUM_SECONDS),
+}
+
+_OUTCOME_CHECKS: dict[str, Any] = {
+    "operation_id": _is_text(),
+    "kind": _is_text(),
+    "generation": _is_count(MAXIMUM_GENERATION),
+    "ok": _is_flag,
+    "code": _is_text(optional=True),
+    "detail": _is_text(optional=True),
+    "pause_s": _is_number(0, MAXIMUM_SECONDS, optional=True),
+    "collected_objects": _is_count(1 << 62, optional=True),
+    "resident_delta_bytes": _is_difference,
+    "device_delta_bytes": _is_difference,
 }

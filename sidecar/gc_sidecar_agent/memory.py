@@ -37,12 +37,13 @@ def read_memory() -> Memory:
 
 
 def _field_bytes(status: bytes, name: bytes) -> int | None:
-    start = status.find(name)
+    # At the begin of a line: the process's own name stands in the first one.
+    start = status.find(b"\n" + name)
     if start < 0:
         return None
-    end = status.find(b"kB", start)
+    start += 1 + len(name)
     try:
-        return int(status[start + len(name) : end]) * 1024
+        return int(status[start : status.find(b"kB", start)]) * 1024
     except ValueError:
         return None
 

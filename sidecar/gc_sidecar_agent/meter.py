@@ -171,6 +171,8 @@ def _is_automatic() -> bool:
     """Whether the full collection that starts now is CPython's own, judged by its own rule: the first count
     has just passed its threshold (3.12 and later run the collection a few deallocations later, hence not
     exactly) and the third count has passed its. An explicit gc.collect() seldom meets both."""
+    if not gc.isenabled():
+        return False  # nobody's but an explicit one; the counts have grown without bound meanwhile
     count = gc.get_count()
     threshold = gc.get_threshold()
     return count[0] * 8 >= threshold[0] * 7 > 0 and count[2] > threshold[2]

@@ -59,8 +59,8 @@ BUCKET_COUNT = len(BUCKETS_NS) + 1
 # What caused a collection. "auto" is CPython's own; "explicit" somebody else's gc.collect().
 TRIGGERS = ("auto", "maintain", "restore", "entry", "explicit")
 
-# Header words.
-HEADER_MAGIC, HEADER_VERSION, HEADER_COLLECTING_SINCE_NS = 0, 1, 2
+# The header's word that follows magic number and version.
+HEADER_COLLECTING_SINCE_NS = 2
 
 _GENERATION_FIELDS = ("count", "total_ns", "max_ns", "collected_objects", "uncollectable_objects")
 NUMBER_NAMES: tuple[str, ...] = (
@@ -93,6 +93,8 @@ NUMBER_NAMES: tuple[str, ...] = (
 )
 NUMBER_INDEX = {name: index for index, name in enumerate(NUMBER_NAMES)}
 NUMBERS_BYTES = len(NUMBER_NAMES) * 8
+
+_HEADER = struct.pack("<2q", MAGIC, VERSION)
 
 
 class PageError(Exception):
@@ -144,6 +146,7 @@ class PageWriter:
         self.header = memoryview(header).cast("q")
         self._slot = 0
         self._sequence = 0
+        self._newest = b""
 
     @property
     def name(self) -> str:
@@ -151,8 +154,13 @@ class PageWriter:
         return os.path.basename(self.path)
 
     def is_intact(self) -> bool:
-        """Whether the file still has its size; a truncated one must not be stored into any more."""
-        return os.lseek(self.fd, 0, os.SEEK_END) >= PAGE_BYTES
+        """Whether the file still has its size, its header and the newest description: a truncated one must not
+        be stored into any more, and one that somebody wrote into would stay unreadable."""
+        if os.lseek(self.fd, 0, os.SEEK_END) < PAGE_BYTES:
+            return False
+        header = os.pread(self.fd, len(_HEADER), 0)
+        newest = os.pread(self.fd, len(self._newest), SLOT_OFFSETS[1 - self._slot])
+        return header == _HEADER and newest == self._newest
 
     def is_listed(self) -> bool:
         """Whether the file still stands under its name, so that readers find it."""
@@ -171,12 +179,10 @@ class PageWriter:
 
     def write_description(self, description: dict[str, Any]) -> None:
         """Publish the JSON part into the slot that does not hold the newest one."""
+        newest = encode_slot(self._sequence + 1, description)
+        os.pwrite(self.fd, newest, SLOT_OFFSETS[self._slot])
+        self._newest = newest
         self._sequence += 1
-        os.pwrite(
-            self.fd,
-            encode_slot(self._sequence, description),
-            SLOT_OFFSETS[self._slot],
-        )
         self._slot = 1 - self._slot
 
     def discard(self) -> None:
@@ -184,9 +190,11 @@ class PageWriter:
         try:
             if self.is_listed():
                 os.unlink(self.path)
-            os.close(self.fd)
         except OSError:
             pass
+        fd, self.fd = self.fd, -1  # never again: its number may soon be another file's
+        if fd >= 0:
+            os.close(fd)
 
 
 def page_name(role: str, dp_rank: int, rank: int, started_ns: int) -> str:
@@ -209,8 +217,7 @@ def create_page(run_dir: str, name: str) -> PageWriter:
         os.fchmod(fd, 0o644)
         header = mmap.mmap(fd, HEADER_BYTES)
         writer = PageWriter(path, fd, header)
-        writer.header[HEADER_MAGIC] = MAGIC
-        writer.header[HEADER_VERSION] = VERSION
+        os.pwrite(fd, _HEADER, 0)
         # A record lock is released by the kernel however the process ends, and it is seen across PID
         # namespaces. It is lost when any descriptor of the file is closed: never open the page again here.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,8 +232,10 @@ def create_page(run_dir: str, name: str) -> PageWriter:
 def encode_slot(sequence: int, description: dict[str, Any]) -> bytes:
     """The bytes of a slot; a description that is too long loses its longest texts, never its shape."""
     body = json.dumps(description, separators=(",", ":")).encode()
-    if len(body) > SLOT_BYTES - 16:
-        body = json.dumps(_shortened(description), separators=(",", ":")).encode()
+    for longest in (240, 120):
+        if len(body) <= SLOT_BYTES - 16:
+            break
+        body = json.dumps(_shortened(description, longest), separators=(",", ":")).encode()
     if len(body) > SLOT_BYTES - 16:
         raise PageError(f"a description of {len(body)} bytes does not fit its slot")
     return struct.pack("<QII", sequence, len(body), _slot_crc(sequence, body)) + body
@@ -236,13 +245,12 @@ def _slot_crc(sequence: int, body: bytes) -> int:
     return zlib.crc32(body, sequence & 0xFFFFFFFF)
 
 
-def _shortened(value: Any) -> Any:
+def _shortened(value: Any, longest: int) -> Any:
     if isinstance(value, dict):
-        return {key: _shortened(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_shortened(item) for item in value[:64]]
-    if isinstance(value, str) and len(value) > 120:
-        return value[:117] + "..."
+        return {key: _shortened(item, longest) for key, item in value.items()}
+    if isinstance(value, str) and len(json.dumps(value)) > longest:
+        # In plain letters: JSON writes any other as six or twelve.
+        return "".join(c if " " <= c <= "~" else "?" for c in value[: longest - 3]) + "..."
     return value
 
 

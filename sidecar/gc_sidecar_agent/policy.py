@@ -33,6 +33,7 @@ _MAINTAINS = NUMBER_INDEX["maintains"]
 _MAINTAIN_TOTAL_NS = NUMBER_INDEX["maintain_total_ns"]
 _RECLAIMED_OBJECTS = NUMBER_INDEX["reclaimed_objects"]
 _FULL_COUNT = NUMBER_INDEX["gen2_count"]
+_FULL_STARTS = NUMBER_INDEX["full_starts"]
 
 
 class PolicyError(Exception):
@@ -102,7 +103,9 @@ class Policy:
     def lease_remaining_s(self) -> float | None:
         """Seconds until the policy ends by itself, None where there is none."""
         deadline = self.lease_deadline
-        return None if deadline is None else max(0.0, deadline - time.monotonic())
+        if deadline is None or self.mode == OFF:
+            return None
+        return max(0.0, deadline - time.monotonic())
 
     def renew_lease(self, remaining_s: float) -> None:
         """Let the policy in force last `remaining_s` from now; nothing where there is none."""
@@ -159,34 +162,14 @@ class Policy:
     def poll(self, anonymous_bytes: int | None, collect: Collect) -> None:
         """Keep the lease, the growth limit and the tick. Called on the agent's thread, every poll."""
         self._notice_pending_collection()
-        if self.mode == OFF:
-            return
-        settings = self.settings
-        now = time.monotonic()
-        end: Reason | None = None
-        if self.lease_deadline is not None and now >= self.lease_deadline:
-            end = Reason("lease_expired", "the lease ended without a renewal")
-        elif (
-            settings is not None
-            and settings.max_rss_growth_bytes is not None
-            and anonymous_bytes is not None
-            and self.entry_anonymous_bytes is not None
-            and anonymous_bytes - self.entry_anonymous_bytes > settings.max_rss_growth_bytes
-        ):
-            growth = anonymous_bytes - self.entry_anonymous_bytes
-            end = Reason(
-                "rss_growth",
-                f"anonymous memory grew by {growth} bytes since the policy was entered, more than"
-                f" the limit of {settings.max_rss_growth_bytes}",
-            )
-        if end is None and now < self._next_tick:
-            return
-        if not self._lock.acquire(blocking=False):
-            return  # an operation runs; the next poll comes in a moment
+        if self.mode == OFF or not self._lock.acquire(blocking=False):
+            return  # where an operation runs, the next poll comes in a moment
         try:
             if self.mode == OFF:
                 return
-            if end is None:
+            now = time.monotonic()
+            end = self._reason_to_end(anonymous_bytes, now)
+            if end is None and now >= self._next_tick:
                 end = self._tick(now)
             if end is not None:
                 self._leave(end, collect, now + 2.0)
@@ -250,6 +233,7 @@ class Policy:
             )
         if self.mode == command.kind and gc.get_threshold()[2] == HELD_OFF:
             self._renew(command)
+            self._note_applied(command)
             return None, "already in force; settings and lease renewed"
         collection, detail = None, None
         if command.collect_first:
@@ -263,18 +247,18 @@ class Policy:
             thresholds = gc.get_threshold()
             self._found = Found(gc.isenabled(), thresholds, self._is_frozen_by_engine())
         self.collect_pending = self._refreeze_pending = False
+        # On before anything is held off: a fork, or a signal that raises here, finds a policy that ends.
+        self.mode = command.kind
+        self._renew(command)
         try:
             self._hold_off()
             self._freeze()
         except Exception as error:
-            reason = Reason("freeze_failed", f"{type(error).__name__}: {error}")
-            self._leave(reason, collect, deadline)
-            raise PolicyError(reason.code, reason.detail) from error
-        self.mode = command.kind
+            self._fail(error, collect, deadline)
         self.entered_at = time.time()
         self.entry_anonymous_bytes = read_memory().anonymous_bytes
         self.reason = None
-        self._renew(command)
+        self._note_applied(command)
         return collection, detail
 
     def _restore(
@@ -282,16 +266,14 @@ class Policy:
     ) -> tuple[Collection | None, str | None]:
         collection: Collection | None = None
         detail: str | None = "nothing to restore"
+        self.reason = None
         if self.mode != OFF:
             collection = self._leave(None, collect, deadline)
             detail = None
         elif self.collect_pending:
-            collection = collect("restore", deadline)
-            self._finish_pending()
+            collection = self._collect_pending(collect, deadline)
             detail = "ran the collection that was pending"
-        self.generation = command.generation
-        self.refused = None
-        self.reason = None
+        self._note_applied(command)
         if self.collect_pending:
             detail = "thresholds and heap are as found; the collection is still pending"
         return collection, detail
@@ -323,9 +305,11 @@ class Policy:
 
     def _renew(self, command: Command) -> None:
         self.settings = command
-        self.generation = command.generation
         self.lease_deadline = time.monotonic() + command.lease_s
         self._next_tick = time.monotonic() + command.interval_s
+
+    def _note_applied(self, command: Command) -> None:
+        self.generation = command.generation
         self.refused = None
 
     # --- the pieces ---
@@ -340,6 +324,19 @@ class Policy:
         gc.freeze()
         self._meter.words[_FREEZES] += 1
         self._meter.words[_FREEZES_SINCE_MAINTAIN] += 1
+
+    def _reason_to_end(self, anonymous_bytes: int | None, now: float) -> Reason | None:
+        if self.lease_deadline is not None and now >= self.lease_deadline:
+            return Reason("lease_expired", "the lease ended without a renewal")
+        limit = self.settings.max_rss_growth_bytes if self.settings else None
+        growth = _difference(anonymous_bytes, self.entry_anonymous_bytes)
+        if limit is not None and growth is not None and growth > limit:
+            return Reason(
+                "rss_growth",
+                f"anonymous memory grew by {growth} bytes since the policy was entered, more than"
+                f" the limit of {limit}",
+            )
+        return None
 
     def _tick(self, now: float) -> Reason | None:
         settings = self.settings
@@ -370,8 +367,12 @@ class Policy:
         self.exits[exit_reason] = self.exits.get(exit_reason, 0) + 1
         self._refreeze_pending = self._found.frozen if self._found else False
         self.collect_pending = True
-        self._pending_since_full = self._meter.words[_FULL_COUNT]
+        # One that runs now began before the heap was unfrozen, so its end is not what is waited for.
+        self._pending_since_full = self._meter.words[_FULL_STARTS]
         self.changes += 1
+        return self._collect_pending(collect, deadline)
+
+    def _collect_pending(self, collect: Collect, deadline: float) -> Collection | None:
         try:
             collection = collect("restore", deadline)
         except CollectionError:
@@ -382,7 +383,8 @@ class Policy:
     def _put_back(self) -> None:
         if self._found is None:
             return
-        gc.set_threshold(*self._found.thresholds)
+        if gc.get_threshold() != self._found.thresholds:
+            gc.set_threshold(*self._found.thresholds)
         if self._found.enabled and not gc.isenabled():
             gc.enable()
         elif not self._found.enabled and gc.isenabled():
@@ -400,7 +402,7 @@ class Policy:
 
     def _notice_pending_collection(self) -> None:
         """CPython's own next full collection does what a restore left pending."""
-        if not self.collect_pending or self._meter.words[_FULL_COUNT] == self._pending_since_full:
+        if not self.collect_pending or self._meter.words[_FULL_COUNT] <= self._pending_since_full:
             return
         if self._lock.acquire(blocking=False):
             try:
