@@ -14,11 +14,12 @@ from gc_sidecar_agent.commands.options import (
     add_client_arguments,
     add_option,
     add_switch,
+    change_fields,
     describe,
     duration,
     size,
 )
-from gc_sidecar_agent.commands.output import judge_change, perform, show_change
+from gc_sidecar_agent.commands.output import judge_change, perform, show_change, word
 
 DESCRIPTION = """\
 Freeze garbage collection: every process of the engine collects once, moves its heap out of the
@@ -58,23 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_option(
         parser,
-        "--owner",
-        metavar="NAME",
-        help="whose policy this is; another owner's is ended only with --force",
-    )
-    add_option(
-        parser,
         "--max-rss-growth-bytes",
         size,
         metavar="SIZE",
         help="a process whose memory grows by more than this restores itself",
     )
     add_switch(parser, "--no-collect-first", help="do not collect before the first freeze")
-    add_switch(
-        parser,
-        "--allow-partial",
-        help="keep what could be frozen if not every process acknowledges (exit code 4)",
-    )
     add_change_arguments(parser)
     add_client_arguments(parser)
 
@@ -86,20 +76,19 @@ def run(args: argparse.Namespace) -> int:
         return client.freeze(
             interval_s=args.interval,
             lease_s=args.lease,
-            owner=args.owner,
             max_rss_growth_bytes=args.max_rss_growth_bytes,
             collect_first=False if args.no_collect_first else None,
-            allow_partial=args.allow_partial or None,
-            force=args.force or None,
-            deadline_s=args.deadline,
-            operation_id=args.operation_id,
+            **change_fields(args),
         )
 
     return perform("freeze", args, call, _show, judge_change)
 
 
 def _show(document: dict[str, Any]) -> str:
-    policy = document.get("policy")
-    ends = policy.get("lease_expires_at") if isinstance(policy, dict) else None
-    lease = f"\n\nthe lease ends at {ends}" if ends else ""
-    return f"{show_change(document)}{lease}\nback to normal with: gc-sidecar restore"
+    lines = [show_change(document), ""]
+    lease = document.get("lease")
+    if isinstance(lease, dict):
+        ends = word(lease.get("expires_at"))
+        lines.append(f"the lease ends at {ends}: freeze again as the same owner to renew it")
+    lines.append("back to normal with: gc-sidecar restore")
+    return "\n".join(lines)

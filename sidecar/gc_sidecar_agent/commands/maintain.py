@@ -15,12 +15,15 @@ from gc_sidecar_agent.commands.options import (
     add_client_arguments,
     add_option,
     add_switch,
+    change_fields,
     describe,
     duration,
 )
 from gc_sidecar_agent.commands.output import judge_change, perform, seconds, show_change
 
 DEFAULT_WAIT_S = 600.0
+# What the sidecar takes as a deadline.
+MINIMUM_DEADLINE_S, MAXIMUM_DEADLINE_S = 0.1, 3600.0
 
 DESCRIPTION = """\
 Maintain: unfreeze, collect and freeze again, in every process of the engine side by side. It
@@ -55,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait",
         duration,
         metavar="DURATION",
-        help="how long to wait for an operation that outlasts its deadline (default 10m)",
+        help="how long to wait for an idle moment, and for an operation that outlasts its"
+        " deadline (default 10m)",
     )
     add_switch(parser, "--no-wait", help="return when the operation outlasts its deadline")
     add_change_arguments(parser)
@@ -67,13 +71,13 @@ def run(args: argparse.Namespace) -> int:
     wait_s = DEFAULT_WAIT_S if args.wait is None else args.wait
 
     def call(client: Client) -> Answer:
-        answer = client.maintain(
-            when=args.when,
-            trim=args.trim or None,
-            force=args.force or None,
-            deadline_s=args.deadline,
-            operation_id=args.operation_id,
-        )
+        fields = change_fields(args)
+        if args.when == "idle" and args.deadline is None:
+            # The sidecar waits for an idle moment until its deadline, and gives up there.
+            fields["deadline_s"] = min(max(wait_s, MINIMUM_DEADLINE_S), MAXIMUM_DEADLINE_S)
+            longest = seconds(fields["deadline_s"])
+            print(f"waiting until the engine is idle, at most {longest}", file=sys.stderr)
+        answer = client.maintain(when=args.when, trim=args.trim or None, **fields)
         if args.no_wait:
             return answer
         return client.wait_operation(answer, wait_s, _progress)
@@ -84,4 +88,4 @@ def run(args: argparse.Namespace) -> int:
 def _progress(operation: dict[str, Any], waited_s: float) -> None:
     state = operation.get("state") or "running"
     reason = f", {operation['detail']}" if operation.get("detail") else ""
-    print(f"maintain {state} ({seconds(waited_s)}{reason})", file=sys.stderr)
+    print(f"maintain {state} ({waited_s:.0f} s{reason})", file=sys.stderr)

@@ -114,10 +114,21 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of every verb that changes something."""
     add_option(
         parser,
+        "--owner",
+        metavar="NAME",
+        help="who you are (default anonymous): a policy obeys its owner, and others with --force",
+    )
+    add_option(
+        parser,
         "--deadline",
         duration,
         metavar="DURATION",
         help="how long the sidecar may take to answer (default 30s)",
+    )
+    add_switch(
+        parser,
+        "--allow-partial",
+        help="accept what can be had where not every process does it (exit code 4)",
     )
     add_switch(parser, "--force", help="also against another owner's policy", environment=False)
     add_option(
@@ -133,6 +144,17 @@ def describe(parser: argparse.ArgumentParser, description: str, examples: str) -
     """What `--help` says before and after the flags."""
     parser.description = description
     parser.epilog = f"examples:\n{examples}\n{UNITS_NOTE}\n{EXIT_CODES}"
+
+
+def change_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of those flags; what nobody said is None."""
+    return {
+        "owner": args.owner,
+        "deadline_s": args.deadline,
+        "allow_partial": args.allow_partial or None,
+        "force": args.force or None,
+        "operation_id": args.operation_id,
+    }
 
 
 def make_client(args: argparse.Namespace) -> Client:

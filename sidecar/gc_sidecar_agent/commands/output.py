@@ -24,6 +24,21 @@ UNKNOWN = "-"
 # Answers that say the request itself was wrong.
 INPUT_STATUSES = (400, 413, 415, 422)
 NEVER = 1 << 30
+# The sidecar's remedies speak of its fields; these speak of our flags.
+REMEDIES = {
+    "owned_by_other": "ask its owner, name the owner with --owner, or add --force",
+    "incomplete_coverage": "--allow-partial accepts what can be had",
+    "operation_id_reused": "choose another --operation-id",
+    "not_idle": "wait longer with --wait, or do not wait with --when now",
+    "idle_unknown": "use --when now, or give the sidecar --engine-url",
+    "outcome_unknown": "ask with `gc-sidecar status`; `gc-sidecar restore` is safe at any time",
+    "token_required": "name the file with the token: --token-file or GC_SIDECAR_TOKEN_FILE",
+}
+ROLLED_BACK = {
+    "True": "what had been changed was rolled back in every process",
+    "False": "NOT everything was rolled back: see `gc-sidecar status`, then `gc-sidecar restore`",
+    "unknown": "whether all was rolled back is not known: see `gc-sidecar status`",
+}
 
 
 def seconds(value: Any) -> str:
@@ -61,22 +76,24 @@ def count(value: Any) -> str:
 
 
 def word(value: Any) -> str:
-    """A name, or a dash."""
-    return UNKNOWN if value is None or value == "" else str(value)
+    """Text of the sidecar or of a process, or a dash; nothing that a terminal would act on."""
+    if value is None or value == "":
+        return UNKNOWN
+    return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
 def thresholds(value: Any) -> str:
     """GC thresholds; the one that stands for never is written as we set it."""
     if not isinstance(value, list):
         return UNKNOWN
-    return ",".join("1<<30" if entry == NEVER else str(entry) for entry in value)
+    return ",".join("1<<30" if entry == NEVER else word(entry) for entry in value)
 
 
 def role(process: dict[str, Any]) -> str:
     """The roles of a process, which may be several in one."""
     roles = process.get("roles")
     if isinstance(roles, list) and roles:
-        return "+".join(str(name) for name in roles)
+        return "+".join(word(name) for name in roles)
     return word(process.get("role"))
 
 
@@ -111,7 +128,9 @@ def operation_table(operation: dict[str, Any]) -> str:
     ]
     header = ("ROLE", "RESULT", "DP", "RANK", "PID", "PAUSE", "COLLECTED", "MEMORY")
     details = [
-        f"{name_of(process)}: {process['detail']}" for process in processes if process.get("detail")
+        f"{name_of(process)}: {word(process['detail'])}"
+        for process in processes
+        if process.get("detail")
     ]
     return "\n".join([table(header, lines, left=2), *details]) if lines else ""
 
@@ -129,9 +148,9 @@ def name_of(process: dict[str, Any]) -> str:
     parts = [role(process)]
     for label, key in (("dp", "dp_rank"), ("rank", "rank")):
         if process.get(key) is not None:
-            parts.append(f"{label} {process[key]}")
+            parts.append(f"{label} {word(process[key])}")
     if process.get("pid") is not None:
-        parts.append(f"(pid {process['pid']})")
+        parts.append(f"(pid {word(process['pid'])})")
     return " ".join(parts)
 
 
@@ -146,9 +165,13 @@ def print_error(verb: str, error: ClientError, as_json: bool) -> int:
     if as_json and error.body:
         print_json(error.body)
     status = f"HTTP {error.status}, " if error.status is not None else ""
-    warn(f"{verb}: {error.detail} ({status}{error.code})")
-    if error.remedy:
-        print(f"  what to do: {error.remedy}", file=sys.stderr)
+    warn(f"{verb}: {word(error.detail)} ({status}{word(error.code)})")
+    rolled_back = ROLLED_BACK.get(str(error.problem.get("rolled_back")))
+    if rolled_back:
+        print(f"  {rolled_back}", file=sys.stderr)
+    remedy = REMEDIES.get(error.code, error.remedy)
+    if remedy:
+        print(f"  what to do: {word(remedy)}", file=sys.stderr)
     if not as_json:
         lines = operation_table(error.problem.get("operation") or error.problem)
         if lines:
@@ -185,10 +208,9 @@ def judge_change(answer: Answer) -> int:
     """The exit code for a change that was answered with its operation."""
     if answer.running:
         return EXIT_OK  # nobody wanted to wait
-    if answer.operation.get("state") not in (None, "applied"):
-        return EXIT_FAILED
     acknowledged = all(process.get("ok", True) for process in rows_of(answer.operation))
-    return EXIT_OK if acknowledged else EXIT_INCOMPLETE
+    complete = acknowledged and answer.operation.get("state") != "partial"
+    return EXIT_OK if complete else EXIT_INCOMPLETE
 
 
 def show_change(document: dict[str, Any]) -> str:
@@ -199,14 +221,13 @@ def show_change(document: dict[str, Any]) -> str:
     processes = rows_of(operation)
     done = sum(1 for process in processes if process.get("ok"))
     took = operation.get("duration_s")
+    parts = [f"{word(operation.get('kind'))} {word(operation.get('state'))}"]
+    if processes:
+        parts.append(f"by {done} of {len(processes)} processes")
+    if took is not None:
+        parts.append(f"in {seconds(took)}")
     generation, operation_id = word(operation.get("generation")), word(operation.get("id"))
-    parts = (
-        f"{word(operation.get('kind'))} {word(operation.get('state'))}:",
-        f"{done} of {len(processes)} processes" if processes else "",
-        f"in {seconds(took)}" if took is not None else "",
-        f"(generation {generation}, operation {operation_id})",
-    )
-    headline = " ".join(part for part in parts if part)
+    headline = f"{' '.join(parts)} (generation {generation}, operation {operation_id})"
     lines = operation_table(operation)
     return f"{headline}\n\n{lines}" if lines else headline
 

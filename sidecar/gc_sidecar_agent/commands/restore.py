@@ -11,7 +11,7 @@ from gc_sidecar_agent.client import Answer, Client
 from gc_sidecar_agent.commands.options import (
     add_change_arguments,
     add_client_arguments,
-    add_option,
+    change_fields,
     describe,
 )
 from gc_sidecar_agent.commands.output import judge_change, perform, show_change
@@ -32,7 +32,6 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `restore`."""
     describe(parser, DESCRIPTION, EXAMPLES)
-    add_option(parser, "--owner", metavar="NAME", help="the owner whose policy is to end")
     add_change_arguments(parser)
     add_client_arguments(parser)
 
@@ -41,11 +40,6 @@ def run(args: argparse.Namespace) -> int:
     """Send it, print it, return the exit code."""
 
     def call(client: Client) -> Answer:
-        return client.restore(
-            owner=args.owner,
-            force=args.force or None,
-            deadline_s=args.deadline,
-            operation_id=args.operation_id,
-        )
+        return client.restore(**change_fields(args))
 
     return perform("restore", args, call, show_change, judge_change)

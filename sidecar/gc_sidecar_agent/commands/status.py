@@ -110,7 +110,9 @@ def show(document: dict[str, Any]) -> str:
     if processes:
         parts.append(table(COLUMNS, [_row(process) for process in processes], left=3))
     notes = [
-        f"{name_of(process)}: {process['reason']}" for process in processes if process.get("reason")
+        f"{name_of(process)}: {word(process['reason'])}"
+        for process in processes
+        if process.get("reason")
     ]
     notes += [
         f"{name_of(process)}: collecting for {seconds(process['collecting_for_s'])}"
@@ -133,11 +135,11 @@ def _headline(document: dict[str, Any]) -> str:
     mode = policy.get("mode")
     described = [word(mode)]
     if policy.get("generation") is not None:
-        described.append(f"generation {policy['generation']}")
+        described.append(f"generation {word(policy['generation'])}")
     if mode not in (None, "off"):
         described.append(f"owner {word(policy.get('owner'))}")
         described += [
-            f"{label} {value}"
+            f"{label} {word(value)}"
             for label, value in (
                 ("every", _known(policy.get("interval_s"), seconds)),
                 ("pause budget", _known(policy.get("pause_budget_ms"), "{:g} ms".format)),
@@ -148,7 +150,9 @@ def _headline(document: dict[str, Any]) -> str:
         ]
     lines = [("policy", ", ".join(described))]
     if policy.get("lease_expires_at"):
-        lines.append(("lease", f"ends at {policy['lease_expires_at']}"))
+        lines.append(("lease", f"ends at {word(policy['lease_expires_at'])}"))
+    if policy.get("reason"):
+        lines.append(("ended", word(policy["reason"])))
     lines.append(
         (
             "coverage",
@@ -167,10 +171,10 @@ def _headline(document: dict[str, Any]) -> str:
 
 
 def _reason(reason: dict[str, Any]) -> list[tuple[str, str]]:
-    code = f" ({reason['code']})" if reason.get("code") else ""
+    code = f" ({word(reason['code'])})" if reason.get("code") else ""
     lines = [("note", f"{word(reason.get('detail'))}{code}")]
     if reason.get("remedy"):
-        lines.append(("", f"what to do: {reason['remedy']}"))
+        lines.append(("", f"what to do: {word(reason['remedy'])}"))
     return lines
 
 
