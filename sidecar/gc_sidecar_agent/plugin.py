@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from gc_sidecar_agent.agent import ROLES, Topology, this_process
+from gc_sidecar_agent.agent import Topology, this_process
 from gc_sidecar_agent.command import METHOD, PROTOCOL_VERSION, Command
 
 logger = logging.getLogger("vllm.gc_sidecar_agent")
@@ -95,14 +95,15 @@ def _quietly(action: Callable[[], None]) -> None:
 # --- workers ---
 
 
-def _hook_worker_base(module: ModuleType) -> None:
+def hook_worker_base(module: ModuleType) -> None:
     """vllm.v1.worker.worker_base: the method that collective_rpc calls, and the worker's start."""
+    engine = _engine_name(module)
     setattr(module.WorkerWrapperBase, METHOD, _worker_command)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            _quietly(lambda: _start_worker(self))
+            _quietly(lambda: _start_worker(self, engine))
 
         return __init__
 
@@ -113,11 +114,9 @@ def _worker_command(_worker: Any, request: Any) -> dict[str, Any]:
     return this_process().handle(request)
 
 
-def _start_worker(worker: Any) -> None:
+def _start_worker(worker: Any, engine: str) -> None:
     config = worker.vllm_config.parallel_config
-    this_process().start(
-        "worker", _dp_rank(config), int(worker.rank), _topology(config), _engine_version()
-    )
+    this_process().start("worker", _dp_rank(config), int(worker.rank), _topology(config), engine)
 
 
 def _forward_function() -> Callable[..., Any]:
@@ -148,12 +147,23 @@ def _forward_function() -> Callable[..., Any]:
 # --- engine cores ---
 
 
-def _hook_engine_core(module: ModuleType) -> None:
+def hook_engine_core(module: ModuleType) -> None:
     """vllm.v1.engine.core: the call that fans out, the busy loop's begin, and a way to wake it."""
+    engine = _engine_name(module)
+    # Older engines have no such request: their idle busy loop waits for the next one.
+    wakeup = getattr(module.EngineCoreRequestType, "WAKEUP", None)
+
+    def make_busy_loop(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_busy_loop(self: Any) -> Any:
+            _quietly(lambda: _start_engine_core(self, engine, wakeup))
+            return original(self)
+
+        return run_busy_loop
+
     _wrap(module.EngineCore, "collective_rpc", _make_core_rpc)
     for core in (module.EngineCoreProc, getattr(module, "DPEngineCoreProc", None)):
         if core is not None:
-            _wrap(core, "run_busy_loop", _make_busy_loop)
+            _wrap(core, "run_busy_loop", make_busy_loop)
     _wrap(module.EngineCoreProc, "_handle_client_request", _make_handle_client_request)
 
 
@@ -204,14 +214,6 @@ def _rpc_failure(request: dict[str, Any], error: Exception) -> dict[str, Any]:
     }
 
 
-def _make_busy_loop(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run_busy_loop(self: Any) -> Any:
-        _quietly(lambda: _start_engine_core(self))
-        return original(self)
-
-    return run_busy_loop
-
-
 class _BusyLoopMail:
     """One command that the agent's thread leaves for the busy loop to carry out on its own thread."""
 
@@ -236,14 +238,11 @@ class _BusyLoopMail:
             _command_all(self._core, request)
 
 
-def _start_engine_core(core: Any) -> None:
+def _start_engine_core(core: Any, engine: str, wakeup: Any) -> None:
     config = core.vllm_config.parallel_config
     agent = this_process()
-    agent.start("engine_core", _dp_rank(config), 0, _topology(config), _engine_version())
-    from vllm.v1.engine import EngineCoreRequestType
-
-    wakeup = getattr(EngineCoreRequestType, "WAKEUP", None)
-    if wakeup is not None:  # older engines have none: their idle busy loop waits for a request
+    agent.start("engine_core", _dp_rank(config), 0, _topology(config), engine)
+    if wakeup is not None:
         mail = _BusyLoopMail(core, wakeup)
         core.gc_sidecar_mail = mail
         agent.busy_loop = mail.post
@@ -265,13 +264,14 @@ def _make_handle_client_request(original: Callable[..., Any]) -> Callable[..., A
 # --- API servers ---
 
 
-def _hook_async_llm(module: ModuleType) -> None:
+def hook_async_llm(module: ModuleType) -> None:
     """vllm.v1.engine.async_llm: the API server's start, and a call that reaches every engine core."""
+    engine = _engine_name(module)
 
     def make_init(original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            _quietly(lambda: _start_api_server(self, kwargs.get("client_index")))
+            _quietly(lambda: _start_api_server(self, kwargs.get("client_index"), engine))
 
         return __init__
 
@@ -289,11 +289,11 @@ def _hook_async_llm(module: ModuleType) -> None:
     _wrap(module.AsyncLLM, "collective_rpc", make_rpc)
 
 
-def _start_api_server(client: Any, client_index: int | None) -> None:
+def _start_api_server(client: Any, client_index: int | None, engine: str) -> None:
     config = client.vllm_config.parallel_config
     rank = client_index if client_index is not None else getattr(config, "_api_process_rank", 0)
     agent = this_process()
-    agent.start("api_server", 0, max(0, int(rank)), _topology(config), _engine_version())
+    agent.start("api_server", 0, max(0, int(rank)), _topology(config), engine)
     agent.set_ready()
 
 
@@ -375,15 +375,15 @@ def _topology(config: Any) -> Topology:
     return Topology(dp_ranks, int(getattr(config, "world_size", 1)), api_servers)
 
 
-def _engine_version() -> str:
-    vllm = sys.modules.get("vllm")
-    return f"vllm {getattr(vllm, '__version__', 'unknown')}"
+def _engine_name(module: ModuleType) -> str:
+    """What engine the hooked module is of, as `vllm 0.32.0`."""
+    package = module.__name__.partition(".")[0]
+    version = getattr(sys.modules.get(package), "__version__", "unknown")
+    return getattr(module, "ENGINE_NAME", f"{package} {version}")
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
-    "vllm.v1.worker.worker_base": _hook_worker_base,
-    "vllm.v1.engine.core": _hook_engine_core,
-    "vllm.v1.engine.async_llm": _hook_async_llm,
+    "vllm.v1.worker.worker_base": hook_worker_base,
+    "vllm.v1.engine.core": hook_engine_core,
+    "vllm.v1.engine.async_llm": hook_async_llm,
 }
-
-__all__ = ["ROLES", "register"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gc_sidecar_agent.collection import Collect, Collection, CollectionError
-from gc_sidecar_agent.collector import UNSUPPORTED_REASONS
+from gc_sidecar_agent.collector import UNSUPPORTED_REASONS, is_heap_frozen
 from gc_sidecar_agent.command import POLICY_KINDS, Command, Outcome
 from gc_sidecar_agent.memory import read_device_memory, read_memory, trim
 from gc_sidecar_agent.meter import PauseMeter
@@ -94,7 +94,7 @@ class Policy:
 
     def note_ready(self) -> None:
         """Read once, when the engine is ready, whether it froze its heap: the count walks the whole list."""
-        self._frozen_by_engine = gc.get_freeze_count() > 0
+        self._frozen_by_engine = is_heap_frozen()
 
     def outcome_of(self, operation_id: str) -> Outcome | None:
         """What this process did about an operation, None where it has not (or long ago)."""
@@ -279,7 +279,7 @@ class Policy:
         return collection, detail
 
     def _maintain(self, command: Command, collect: Collect, deadline: float) -> Collection:
-        freeze_again = self.mode != OFF or self._refreeze_pending or gc.get_freeze_count() > 0
+        freeze_again = self.mode != OFF or self._refreeze_pending or is_heap_frozen()
         gc.unfreeze()
         try:
             collection = collect("maintain", deadline)
@@ -415,7 +415,7 @@ class Policy:
         # Asked again only where it was not frozen yet: then the list that the count walks is short, but for
         # the one time after the engine froze it.
         if not self._frozen_by_engine and not self._refreeze_pending:
-            self._frozen_by_engine = gc.get_freeze_count() > 0
+            self._frozen_by_engine = is_heap_frozen()
         return self._frozen_by_engine or self._refreeze_pending
 
     @contextmanager

@@ -20,7 +20,6 @@ AGENT = Path(__file__).resolve().parents[2] / "sidecar" / "gc_sidecar_agent"
 # runs, and only then, so each import stands in a function and not at the top of its module.
 ENGINE_IMPORTS = {
     ("endpoint", "starlette"),
-    ("plugin", "vllm"),
 }
 
 

@@ -1,0 +1,104 @@
+"""Putting the server together: the services behind the routes, and the two ASGI apps that show them.
+
+The control app has every route behind the guard, the open app only what kubelet and Prometheus need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from gc_sidecar import __version__
+from gc_sidecar.server import engine_http
+from gc_sidecar.server.coordinator import Coordinator
+from gc_sidecar.server.engines import Engines
+from gc_sidecar.server.problems import Problem
+from gc_sidecar.server.routes import control_router, open_router, show_http_error, show_mistake, show_problem
+from gc_sidecar.server.secret import read_endpoint_token
+from gc_sidecar.server.security import Guard, TokenFile
+from gc_sidecar.server.settings import Settings
+from gc_sidecar.server.sight import Sight
+from gc_sidecar.server.tally import Tally
+from gc_sidecar.server.timing import Timing
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything behind the routes."""
+
+    settings: Settings
+    coordinator: Coordinator
+    tally: Tally
+    http: httpx.AsyncClient
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Take over what a sidecar before us left, then watch and keep contact until the end."""
+        await self.coordinator.take_over()
+        tasks = [
+            asyncio.create_task(self.coordinator.keep_watch()),
+            asyncio.create_task(self.coordinator.keep_contact()),
+        ]
+        try:
+            yield
+        finally:
+            pending = set(tasks)
+            while pending:
+                # More than once: before Python 3.12 asyncio.wait_for may swallow a cancellation.
+                for task in pending:
+                    task.cancel()
+                _, pending = await asyncio.wait(pending, timeout=0.05)
+            await self.http.aclose()
+
+
+def make_services(settings: Settings, timing: Timing | None = None) -> Services:
+    """The services that `settings` describe. Nothing runs yet."""
+    timing = timing or Timing()
+    tally = Tally()
+    http = engine_http.make_client()
+
+    def secret() -> str | None:
+        return read_endpoint_token(settings.run_dir, settings.engine_token_file)
+
+    engines = Engines(
+        settings.engine_url, http, secret, timing, tally, has_run_dir=settings.run_dir is not None
+    )
+    coordinator = Coordinator(settings.run_dir, Sight(settings.run_dir), engines, timing, tally)
+    return Services(settings, coordinator, tally, http)
+
+
+def make_control_app(services: Services) -> ASGIApp:
+    """Every route, behind the guard."""
+    settings = services.settings
+    token_file = TokenFile(settings.token_file) if settings.token_file else None
+    app = _make_app(control_router(services.coordinator, services.tally), "/openapi.json")
+    return Guard(app, token_file, settings.allowed_host)
+
+
+def make_open_app(services: Services) -> ASGIApp:
+    """Probes and metrics only."""
+    return _make_app(open_router(services.coordinator, services.tally), None)
+
+
+def _make_app(router: APIRouter, openapi_url: str | None) -> FastAPI:
+    app = FastAPI(
+        title="gc-sidecar",
+        summary="Python GC control for vLLM",
+        version=__version__,
+        openapi_url=openapi_url,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.include_router(router)
+    app.add_exception_handler(Problem, show_problem)
+    app.add_exception_handler(HTTPException, show_http_error)
+    app.add_exception_handler(Exception, show_mistake)
+    return app

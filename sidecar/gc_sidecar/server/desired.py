@@ -1,0 +1,152 @@
+"""What the sidecar wants of its engine, and how that is told to the board and read back from it.
+
+One frozen object; every change makes a new one with a higher generation.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from gc_sidecar.server.reports import Refusal, Report
+from gc_sidecar_agent.board import Board, Lease
+from gc_sidecar_agent.command import DEFAULT_INTERVAL_S, DEFAULT_LEASE_S, Command
+
+ANONYMOUS = "anonymous"
+MODE_OF_KIND = {"freeze": "freeze", "budget": "budget", "restore": "off"}
+KIND_OF_MODE = {mode: kind for kind, mode in MODE_OF_KIND.items()}
+
+
+@dataclass(frozen=True)
+class Desired:
+    """The policy that every process should have.
+
+    `lease_ends` is on our monotonic clock, so that a jump of the wall clock moves no lease.
+    `reason` says why a policy ended without being asked to.
+    """
+
+    mode: str = "off"
+    generation: int = 0
+    owner: str | None = None
+    interval_s: float = DEFAULT_INTERVAL_S
+    pause_budget_ms: float | None = None
+    max_rss_growth_bytes: int | None = None
+    entered_at: float | None = None
+    lease_ends: float | None = None
+    lease_sequence: int = 0
+    reason: Refusal | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a policy other than CPython's own is wanted."""
+        return self.mode != "off"
+
+    def lease_remaining_s(self) -> float | None:
+        """Seconds until the lease ends; None where there is none."""
+        return None if self.lease_ends is None else max(0.0, self.lease_ends - time.monotonic())
+
+    def lease_expires_at(self) -> float | None:
+        """The same as a date, by the wall clock as it is now."""
+        remaining = self.lease_remaining_s()
+        return None if remaining is None else time.time() + remaining
+
+    def is_same_policy(self, other: Desired) -> bool:
+        """Whether both ask the same of a process, leases and generations aside."""
+        return self._settings() == other._settings()
+
+    def _settings(self) -> tuple[object, ...]:
+        return (
+            self.mode,
+            self.owner,
+            self.interval_s,
+            self.pause_budget_ms,
+            self.max_rss_growth_bytes,
+        )
+
+    def command(self, operation_id: str, deadline_s: float, collect_first: bool = True) -> Command:
+        """The command that makes a process adopt this policy."""
+        remaining = self.lease_remaining_s()
+        return Command(
+            kind=KIND_OF_MODE[self.mode],
+            operation_id=operation_id,
+            generation=self.generation,
+            owner=self.owner or ANONYMOUS,
+            interval_s=self.interval_s,
+            lease_s=DEFAULT_LEASE_S if remaining is None else remaining,
+            pause_budget_ms=self.pause_budget_ms,
+            max_rss_growth_bytes=self.max_rss_growth_bytes,
+            collect_first=collect_first,
+            deadline_s=deadline_s,
+        )
+
+    def lease(self) -> Lease | None:
+        """The lease as the board tells it."""
+        remaining, expires_at = self.lease_remaining_s(), self.lease_expires_at()
+        if remaining is None or expires_at is None:
+            return None
+        return Lease(self.lease_sequence, remaining, expires_at)
+
+    def with_lease(self, lease_s: float) -> Desired:
+        """This policy with a lease that begins now."""
+        return replace(
+            self,
+            lease_ends=time.monotonic() + lease_s,
+            lease_sequence=next_sequence(self.lease_sequence),
+        )
+
+    def ended(self, reason: Refusal) -> Desired:
+        """What is wanted once this policy has ended in every process by itself: off, and nothing new."""
+        return Desired(
+            generation=self.generation, lease_sequence=self.lease_sequence, reason=reason
+        )
+
+
+def next_sequence(known: int) -> int:
+    """A lease sequence above `known` and above those of a sidecar before us, whose last one may be lost."""
+    return max(known + 1, time.time_ns() // 1_000_000)
+
+
+def desired_from_board(board: Board) -> Desired:
+    """What the board says is wanted, the lease cut to what is left of it by the wall clock."""
+    policy, lease = board.policy, board.lease
+    if policy is None:
+        return Desired()
+    if policy.kind == "restore":
+        return Desired(generation=policy.generation)
+    remaining = policy.lease_s
+    if lease is not None:
+        remaining = max(0.0, min(lease.remaining_s, lease.expires_at - time.time()))
+    desired = Desired(
+        mode=MODE_OF_KIND.get(policy.kind, "off"),
+        generation=policy.generation,
+        owner=policy.owner,
+        interval_s=policy.interval_s,
+        pause_budget_ms=policy.pause_budget_ms,
+        max_rss_growth_bytes=policy.max_rss_growth_bytes,
+        lease_ends=time.monotonic() + remaining,
+        lease_sequence=lease.sequence if lease else 0,
+    )
+    return desired if remaining > 0 else desired.ended(LEASE_EXPIRED)
+
+
+def desired_from_reports(reports: list[Report]) -> Desired:
+    """What processes were told by a sidecar before us (or by their environment), where no board says it."""
+    newest = max(reports, key=lambda report: (report.state.generation, report.state.mode != "off"))
+    state = newest.state
+    if state.mode == "off":
+        return Desired(generation=state.generation)
+    remaining_ms = newest.numbers.get("lease_remaining_ms")
+    remaining_s = DEFAULT_LEASE_S if remaining_ms is None else max(0, remaining_ms) / 1000
+    return Desired(
+        mode=state.mode,
+        generation=state.generation,
+        owner=state.owner or ANONYMOUS,
+        interval_s=state.interval_s or DEFAULT_INTERVAL_S,
+        pause_budget_ms=state.pause_budget_ms,
+        max_rss_growth_bytes=state.max_rss_growth_bytes,
+        entered_at=state.entered_at,
+        lease_ends=time.monotonic() + remaining_s,
+    )
+
+
+LEASE_EXPIRED = Refusal("lease_expired", "the lease ended without a renewal")

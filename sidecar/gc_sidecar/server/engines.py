@@ -1,0 +1,307 @@
+"""All the engine URLs as one logical engine: which transport each has, and one call to all of them.
+
+A call goes to every engine at once and the replies are merged. An engine whose replies are out of step
+gets no further RPC until it has restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import httpx
+
+from gc_sidecar.server.engine_http import EngineFault, ask
+from gc_sidecar.server.reports import CheckedReplies, Reply, check_replies
+from gc_sidecar.server.sight import Reason
+from gc_sidecar.server.tally import Tally
+from gc_sidecar.server.timing import Timing
+from gc_sidecar.server.transports import (
+    DevTransport,
+    Discovery,
+    Secret,
+    Transport,
+    ask_contact,
+    discover,
+)
+from gc_sidecar_agent.command import Command
+
+RUNNING_METRIC, WAITING_METRIC = "vllm:num_requests_running", "vllm:num_requests_waiting"
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """What came back of one command from all engines."""
+
+    replies: tuple[Reply, ...] = ()
+    faults: tuple[EngineFault, ...] = ()
+
+    @property
+    def sent(self) -> bool:
+        """Whether some engine may have got it."""
+        return bool(self.replies) or any(fault.sent for fault in self.faults)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The tokens of the living processes that pages show; empty where no page is seen."""
+
+    all: frozenset[str] = frozenset()
+    cores: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Engine:
+    """One URL and what is known of it."""
+
+    url: str
+    discovery: Discovery = field(default_factory=lambda: Discovery(None))
+    last_fault: Reason | None = None
+    ask_at: float = 0.0
+    retry_s: float = 0.0
+    proven_for: Processes = field(default_factory=Processes)
+    cores: frozenset[str] = frozenset()  # that were there when it was asked
+    desync: Reason | None = None
+    desynced_cores: frozenset[str] = frozenset()
+    was_down: bool = False
+
+    @property
+    def transport(self) -> Transport | None:
+        return None if self.desync else self.discovery.transport
+
+
+class Engines:
+    """See the module. Not for two calls at a time: the coordinator sees to that."""
+
+    def __init__(
+        self,
+        urls: Iterable[str],
+        http: httpx.AsyncClient,
+        secret: Secret,
+        timing: Timing,
+        tally: Tally,
+        has_run_dir: bool,
+    ) -> None:
+        self._engines = [_Engine(url) for url in urls]
+        self._http = http
+        self._secret = secret
+        self._timing = timing
+        self._tally = tally
+        self._has_run_dir = has_run_dir
+
+    @property
+    def transport(self) -> str:
+        """The transport for the status: of all engines, joined by `+` where they differ."""
+        without = "board" if self._has_run_dir else "none"
+        if not self._has_run_dir and any(engine.desync for engine in self._engines):
+            without = "unavailable"
+        names = {engine.transport.name if engine.transport else without for engine in self._engines}
+        return "+".join(sorted(names, reverse=True)) or without
+
+    @property
+    def has_rpc(self) -> bool:
+        """Whether a call would reach an engine."""
+        return any(engine.transport for engine in self._engines)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether some engine answered when it was last asked."""
+        return any(engine.discovery.reachable and not engine.was_down for engine in self._engines)
+
+    @property
+    def versions(self) -> list[str]:
+        """What the engines said that they are, each version once."""
+        return sorted({e.discovery.version for e in self._engines if e.discovery.version})
+
+    def reasons(self) -> list[Reason]:
+        """Why there is no better transport, engine by engine."""
+        found: list[Reason] = []
+        for engine in self._engines:
+            if engine.desync is not None:
+                found.append(engine.desync)
+            elif engine.transport is None:
+                found.extend(engine.discovery.reasons)
+            if engine.last_fault is not None:
+                found.append(engine.last_fault)
+        return list(dict.fromkeys(found))
+
+    # --- asking ---
+
+    def is_due(self, processes: Processes, eagerly: bool = False) -> bool:
+        """Whether an engine has to be asked (again) which transport it has."""
+        return any(self._is_due(engine, processes, eagerly) for engine in self._engines)
+
+    def _is_due(self, engine: _Engine, processes: Processes, eagerly: bool) -> bool:
+        restarted = bool(processes.cores and engine.cores and not processes.cores & engine.cores)
+        if restarted and engine.discovery.transport is not None:
+            return True
+        if engine.discovery.transport is not None and not engine.was_down:
+            return False
+        now = time.monotonic()
+        # Somebody is waiting: ask now, unless it was asked a moment ago.
+        return now >= engine.ask_at or (
+            eagerly and now >= engine.ask_at - engine.retry_s + self._timing.first_retry_s
+        )
+
+    async def ask(self, processes: Processes, eagerly: bool = False) -> None:
+        """Ask every engine that is due. Never raises."""
+        due = [e for e in self._engines if self._is_due(e, processes, eagerly)]
+        await asyncio.gather(*(self._ask_one(engine, processes) for engine in due))
+
+    async def _ask_one(self, engine: _Engine, processes: Processes) -> None:
+        engine.discovery = await discover(
+            self._http, engine.url, self._secret, self._timing.question_s
+        )
+        engine.cores = processes.cores
+        engine.was_down = not engine.discovery.reachable
+        if engine.discovery.transport is None:
+            doubled = max(self._timing.first_retry_s, engine.retry_s * 2)
+            engine.retry_s = min(doubled, self._timing.last_retry_s)
+            engine.ask_at = time.monotonic() + engine.retry_s
+        else:
+            engine.retry_s = 0.0
+            engine.proven_for = processes
+
+    async def keep_contact(self, processes: Processes) -> None:
+        """Without pages only this tells that an engine went away and came back. Never raises."""
+        for engine in self._engines:
+            if engine.discovery.transport is None and engine.desync is None:
+                continue
+            if await ask_contact(self._http, engine.url, self._timing.question_s):
+                if engine.was_down and not processes.cores:
+                    engine.desync = None
+            else:
+                engine.was_down = True
+                engine.ask_at = 0.0
+
+    def notice_restarts(self, processes: Processes) -> None:
+        """Let go of a desync when none of the engine cores that had it is left."""
+        for engine in self._engines:
+            engine.cores = engine.cores or processes.cores
+            if (
+                engine.desync is not None
+                and engine.desynced_cores
+                and processes.cores
+                and not processes.cores & engine.desynced_cores
+            ):
+                engine.desync = None
+                engine.desynced_cores = frozenset()
+                engine.ask_at = 0.0
+                engine.discovery = Discovery(None)
+
+    # --- calling ---
+
+    async def call(self, command: Command, timeout_s: float, processes: Processes) -> CallResult:
+        """Send `command` to every engine that has a transport. Never raises."""
+        deadline = time.monotonic() + timeout_s
+        outcomes = await asyncio.gather(
+            *(
+                self._call_one(engine, engine.transport, command, deadline, processes)
+                for engine in self._engines
+                if engine.transport is not None
+            )
+        )
+        return CallResult(
+            tuple(reply for replies, _ in outcomes for reply in replies),
+            tuple(fault for _, faults in outcomes for fault in faults),
+        )
+
+    async def _call_one(
+        self,
+        engine: _Engine,
+        transport: Transport,
+        command: Command,
+        deadline: float,
+        processes: Processes,
+    ) -> tuple[tuple[Reply, ...], tuple[EngineFault, ...]]:
+        try:
+            if isinstance(transport, DevTransport) and not (
+                processes.all and processes == engine.proven_for
+            ):
+                # Other processes than those that were asked, or none that we could compare.
+                await transport.prove(max(0.01, deadline - time.monotonic()))
+                engine.proven_for = processes
+            results = await transport.call(command, max(0.01, deadline - time.monotonic()))
+        except EngineFault as fault:
+            self._note_fault(engine, fault)
+            return (), (fault,)
+        checked = check_replies(results, command.operation_id)
+        faults = [
+            EngineFault("reply_malformed", f"{engine.url}: {text}") for text in checked.malformed
+        ]
+        if checked.desynced:
+            faults.append(self._note_desync(engine, checked, processes))
+        engine.last_fault = _as_reason(faults[0]) if checked.malformed else None
+        return checked.replies, tuple(faults)
+
+    def _note_fault(self, engine: _Engine, fault: EngineFault) -> None:
+        engine.last_fault = _as_reason(fault)
+        if fault.code in ("engine_unreachable", "engine_hung_up"):
+            engine.was_down = True
+            engine.ask_at = 0.0
+        elif not fault.sent and not fault.code.startswith("endpoint_"):
+            # It has no such route any more: something else was started there.
+            engine.discovery = Discovery(None, (engine.last_fault,), reachable=True)
+            engine.ask_at = time.monotonic() + self._timing.first_retry_s
+            engine.last_fault = None
+
+    def _note_desync(
+        self, engine: _Engine, checked: CheckedReplies, processes: Processes
+    ) -> EngineFault:
+        self._tally.count_desync(checked.desynced)
+        own_cores = frozenset(
+            reply.report.identity.token
+            for reply in checked.replies
+            if reply.report and "engine_core" in reply.report.identity.roles
+        )
+        engine.desynced_cores = own_cores or processes.cores
+        ranks = ", ".join(checked.desynced)
+        instead = (
+            "the board is used meanwhile"
+            if self._has_run_dir
+            else "without a run directory nothing can be sent meanwhile"
+        )
+        engine.desync = Reason(
+            "rpc_desync",
+            f"{engine.url}: {ranks} answered another call than ours; no RPC goes there until the"
+            f" engine has restarted",
+            f"restart the engine; {instead}",
+        )
+        engine.was_down = False
+        return EngineFault("rpc_desync", engine.desync.detail, engine.desync.remedy)
+
+    # --- idleness ---
+
+    async def busy_requests(self) -> float:
+        """How many requests the engines run or hold waiting, by their own metrics. Raises EngineFault."""
+        if not self._engines:
+            raise EngineFault("idle_unknown", "no engine URL is known, so no metrics can be read")
+        counts = await asyncio.gather(*(self._busy_requests(e.url) for e in self._engines))
+        return sum(counts)
+
+    async def _busy_requests(self, url: str) -> float:
+        answer = await ask(self._http, "GET", f"{url}/metrics", self._timing.question_s)
+        values: dict[str, float] = {}
+        for line in answer.body.decode("utf-8", "replace").splitlines():
+            name = line.partition("{")[0].partition(" ")[0]
+            if name in (RUNNING_METRIC, WAITING_METRIC):
+                try:
+                    # A label's value may hold blanks, the sample's does not.
+                    value = float(
+                        line.rpartition("}")[2].split()[0] if "{" in line else line.split()[1]
+                    )
+                except (ValueError, IndexError):
+                    continue
+                values[name] = values.get(name, 0.0) + value
+        if answer.status != 200 or len(values) < 2:
+            raise EngineFault(
+                "idle_unknown",
+                f"GET {url}/metrics tells no {RUNNING_METRIC} and {WAITING_METRIC}",
+            )
+        return sum(values.values())
+
+
+def _as_reason(fault: EngineFault) -> Reason:
+    return Reason(fault.code, fault.detail, fault.remedy)

@@ -1,0 +1,125 @@
+"""Running the two listeners in one process, and leaving within two seconds of a SIGTERM in every state.
+
+The lease restores an engine whose sidecar has gone; nothing has to be said on the way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gc_sidecar.server.app import Services, make_control_app, make_open_app
+
+logger = logging.getLogger("gc_sidecar.server")
+
+BACKLOG = 128
+# Requests in flight get this long; whatever holds up the rest is cut off before two seconds have passed.
+GRACE_S = 1
+LAST_MOMENT_S = 1.7
+
+
+class ListenError(Exception):
+    """An address that cannot be bound; `str()` of it says which and why."""
+
+
+class _Server(uvicorn.Server):
+    """One listener. Signals are handled once, for both."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signal handlers alone."""
+        yield
+
+
+def serve(services: Services) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises ListenError."""
+    settings = services.settings
+    sockets = [_bind(*settings.control_address)]
+    apps = [make_control_app(services)]
+    if settings.open_address is not None:
+        sockets.append(_bind(*settings.open_address))
+        apps.append(make_open_app(services))
+    asyncio.run(_serve(services, list(zip(apps, sockets, strict=True))))
+    return 0
+
+
+async def _serve(services: Services, listeners: list[tuple[ASGIApp, socket.socket]]) -> None:
+    servers = [_Server(_config(app)) for app, _ in listeners]
+    loop = asyncio.get_running_loop()
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        # A thread of its own: it has to work with a loop that is stuck, and with one that waits for threads.
+        timer = threading.Timer(LAST_MOMENT_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        for server in servers:
+            server.should_exit = True
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None)  # wake it up
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, stop)
+    async with services.running():
+        addresses = [_url(sock) for _, sock in listeners]
+        logger.info(
+            "listening",
+            extra={
+                "fields": {
+                    "event": "listening",
+                    "control": addresses[0],
+                    "open": addresses[1] if len(addresses) > 1 else None,
+                    "engines": list(services.settings.engine_url),
+                    "run_dir": services.settings.run_dir,
+                }
+            },
+        )
+        await asyncio.gather(
+            *(
+                server.serve(sockets=[sock])
+                for server, (_, sock) in zip(servers, listeners, strict=True)
+            )
+        )
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # The caller's address and scheme are what the socket says, whatever its headers claim.
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    name = host.strip("[]")
+    try:
+        family, *_, address = socket.getaddrinfo(
+            name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    sock.set_inheritable(False)
+    return sock
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,156 @@
+"""Every error that the server answers with: RFC 9457 problem+json with a stable `code`.
+
+The table says status and title of each code, and what to do about it; clients may rely on all codes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all problems of one code have in common."""
+
+    status: int
+    title: str
+    remedy: str | None = None
+
+
+KINDS: Mapping[str, Kind] = {
+    # The request itself.
+    "bad_json": Kind(400, "The body is not JSON"),
+    "invalid_field": Kind(422, "A field is not acceptable"),
+    "unknown_field": Kind(422, "A field is not known"),
+    "fields_twice": Kind(
+        422,
+        "Fields in the body and in the query",
+        "send all fields as query parameters or all of them as a JSON body",
+    ),
+    "body_too_large": Kind(413, "The body is too large"),
+    "unsupported_media_type": Kind(
+        415,
+        "The body is not declared as JSON",
+        "send fields as query parameters, or as JSON with -H 'Content-Type: application/json'",
+    ),
+    "not_found": Kind(
+        404, "No such route", "GET / of the control listener lists the routes"
+    ),
+    "operation_not_found": Kind(
+        404, "No such operation", "GET /gc shows the running one; the last 256 are kept"
+    ),
+    "method_not_allowed": Kind(405, "The route takes another method"),
+    # Who may ask.
+    "token_required": Kind(
+        401,
+        "A token is required",
+        'send -H "Authorization: Bearer $(cat FILE)" with the file given to --token-file',
+    ),
+    "token_unavailable": Kind(503, "The sidecar cannot read its token file"),
+    "host_not_allowed": Kind(
+        403,
+        "The Host header is not allowed",
+        "use localhost, or start the sidecar with --allowed-host NAME",
+    ),
+    "cross_origin": Kind(403, "Cross-origin requests are refused"),
+    # Conflicts.
+    "operation_running": Kind(
+        409, "Another operation is running", "wait for it: GET /gc/operations/{id}"
+    ),
+    "operation_id_reused": Kind(
+        409, "The operation id belongs to another request", "choose a new operation_id"
+    ),
+    "owned_by_other": Kind(
+        409,
+        "The policy belongs to another owner",
+        "ask its owner, name it as `owner`, or add force=true to override it",
+    ),
+    "no_policy": Kind(409, "No policy is in force", "POST /gc/freeze enters one"),
+    # The engine.
+    "engine_not_seen": Kind(
+        503, "No process of the engine can be reached", "GET /readyz says what is missing"
+    ),
+    "incomplete_coverage": Kind(
+        502,
+        "Not every process of the engine did it",
+        "see `operation.processes`; allow_partial=true accepts what can be had",
+    ),
+    "outcome_unknown": Kind(
+        504,
+        "The engine did not answer in time",
+        "it may still carry it out: GET /gc, and POST /gc/restore at any time",
+    ),
+    "rpc_desync": Kind(502, "Replies of the engine are out of step", "restart the engine"),
+    "engine_unreachable": Kind(503, "The engine cannot be reached"),
+    "not_idle": Kind(
+        503,
+        "The engine did not become idle",
+        "choose a longer deadline_s, or when=now",
+    ),
+    "idle_unknown": Kind(
+        503, "Whether the engine is idle is not known", "use when=now, or give --engine-url"
+    ),
+    "board_not_written": Kind(
+        503,
+        "The run directory cannot be written",
+        "it must be writable for the sidecar: setgid, with the pod's fsGroup, and not full",
+    ),
+    "not_ready": Kind(503, "Not ready"),
+    "internal_error": Kind(
+        500, "The sidecar made a mistake", "please report it with the line in its log"
+    ),
+}
+# A code that a process itself refused with keeps its name; all of them are answered like this one.
+PROCESS_REFUSAL = Kind(502, "The engine did not do it")
+
+
+@dataclass(eq=False)
+class Problem(Exception):
+    """An error for whoever asked. `extra` are further members of the problem object."""
+
+    code: str
+    detail: str
+    remedy: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        """Its row in the table."""
+        return KINDS.get(self.code, PROCESS_REFUSAL)
+
+    def document(self) -> dict[str, Any]:
+        """The problem object of RFC 9457."""
+        kind = self.kind
+        remedy = self.remedy or kind.remedy
+        return {
+            "type": f"urn:gc-sidecar:problem:{self.code}",
+            "title": kind.title,
+            "status": kind.status,
+            "code": self.code,
+            "detail": self.detail,
+            **({"remedy": remedy} if remedy else {}),
+            **self.extra,
+        }
+
+
+def problem_response(problem: Problem) -> Response:
+    """The answer that `problem` makes."""
+    return Response(
+        to_json(problem.document()),
+        problem.kind.status,
+        media_type=PROBLEM_MEDIA_TYPE,
+        headers=dict(problem.headers),
+    )
+
+
+def to_json(document: Any) -> bytes:
+    """JSON for people with curl: indented, and ending in a newline."""
+    return (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()

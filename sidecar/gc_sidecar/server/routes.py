@@ -1,0 +1,292 @@
+"""The routes of both listeners. Each reads its request, asks the coordinator, and shapes the answer.
+
+What the answers hold is in `views`, how requests are read in `requests`.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from gc_sidecar import __version__
+from gc_sidecar.server import requests
+from gc_sidecar.server.coordinator import Coordinator
+from gc_sidecar.server.exposition import render
+from gc_sidecar.server.operations import Operation
+from gc_sidecar.server.problems import PROBLEM_MEDIA_TYPE, Problem, problem_response, to_json
+from gc_sidecar.server.tables import operation_table, status_table
+from gc_sidecar.server.tally import Tally
+from gc_sidecar.server.views import change_view, operation_view, reason_view, status_view
+from gc_sidecar_agent import __version__ as agent_version
+
+RETRY_AFTER_S = "1"
+PROBLEM_CONTENT = {"content": {PROBLEM_MEDIA_TYPE: {"schema": {"type": "object"}}}}
+
+
+@dataclass(frozen=True)
+class Action:
+    """A route that changes something."""
+
+    method: str
+    path: str
+    kind: str
+    fields: type[requests.ChangeFields]
+    summary: str
+
+
+ACTIONS = (
+    Action(
+        "POST", "/gc/freeze", "freeze", requests.FreezeFields,
+        "No automatic full collection from now on, in every process of the engine",
+    ),
+    Action(
+        "PUT", "/gc/policy", "policy", requests.PolicyFields,
+        "Any policy, declaratively",
+    ),
+    Action(
+        "POST", "/gc/maintain", "maintain", requests.MaintainFields,
+        "Collect once, and freeze again where the heap was frozen",
+    ),
+    Action(
+        "POST", "/gc/restore", "restore", requests.RestoreFields,
+        "Back to normal GC; safe at any time and any number of times",
+    ),
+    Action(
+        "POST", "/gc/lease", "lease", requests.LeaseFields,
+        "Renew the lease of the policy in force",
+    ),
+)  # fmt: skip
+READS = ("/gc", "/gc/operations/{id}", "/healthz", "/readyz", "/metrics", "/version", "/")
+
+
+def control_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
+    """Every route."""
+    router = APIRouter(redirect_slashes=False)
+    for action in ACTIONS:
+        _add_action(router, coordinator, action)
+
+    @router.get("/gc", summary="Desired and observed state, and every process")
+    async def get_status(request: Request) -> Response:
+        style = requests.read_format(request)
+        status = status_view(coordinator, await coordinator.look())
+        return _answer(status, status_table(status) if style == "table" else None)
+
+    @router.get("/gc/operations/{operation_id}", summary="What an operation did in each process")
+    async def get_operation(request: Request, operation_id: str) -> Response:
+        style = requests.read_format(request)
+        operation = coordinator.ledger.get(operation_id)
+        if operation is None:
+            raise Problem("operation_not_found", f"there is no operation {operation_id[:64]!r}")
+        return _operation_answer(
+            operation, {"operation": operation_view(operation)}, style, status=200
+        )
+
+    @router.get("/version", summary="Versions of the sidecar, the agents and the engine")
+    async def get_version() -> Response:
+        reports = (await coordinator.look()).reports
+        return _answer(
+            {
+                "version": __version__,
+                "python": platform.python_version(),
+                "agent": agent_version,
+                "agents": sorted({r.identity.agent for r in reports if r.identity.agent}),
+                "engines": sorted(
+                    {r.identity.engine for r in reports if r.identity.engine}
+                    | {f"vllm {version}" for version in coordinator.engines.versions}
+                ),
+            }
+        )
+
+    @router.get("/", summary="What there is")
+    async def get_index() -> Response:
+        return _answer(
+            {
+                "name": "gc-sidecar",
+                "version": __version__,
+                "routes": [
+                    *(f"{action.method} {action.path}" for action in ACTIONS),
+                    *(f"GET {path}" for path in READS),
+                ],
+                "openapi": "/openapi.json",
+            }
+        )
+
+    router.include_router(open_router(coordinator, tally))
+    return router
+
+
+def open_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
+    """The routes for kubelet and Prometheus."""
+    router = APIRouter(redirect_slashes=False)
+
+    @router.get("/healthz", summary="Whether the sidecar itself lives")
+    async def get_health() -> Response:
+        return _answer({"status": "ok"})
+
+    @router.get(
+        "/readyz",
+        summary="Whether the engine can be seen and reached, and why not",
+        responses={503: PROBLEM_CONTENT},
+    )
+    async def get_readiness() -> Response:
+        return await _readiness(coordinator)
+
+    @router.get("/metrics", summary="Metrics for Prometheus")
+    async def get_metrics(request: Request) -> Response:
+        await coordinator.look()
+        body, content_type = render(coordinator, tally, request.headers.get("accept"))
+        return Response(body, headers={"Content-Type": content_type})
+
+    return router
+
+
+async def _readiness(coordinator: Coordinator) -> Response:
+    roster = await coordinator.look()
+    reasons = coordinator.reasons(roster)
+    missing = [
+        {"code": row.reason.code, "detail": f"{row.key}: {row.reason.detail}", "remedy": None}
+        for row in roster.rows
+        if row.reason is not None and row.state in ("uncovered", "gone", "stale")
+    ]
+    starting = [
+        {"code": "engine_starting", "detail": f"{row.key} has not finished its start-up",
+         "remedy": "wait"}
+        for row in roster.rows
+        if row.report is not None and not row.report.state.ready
+    ]  # fmt: skip
+    told = [reason_view(reason) for reason in reasons] + missing + starting
+    nobody_reachable = coordinator.engines.transport in ("none", "unavailable")
+    if not roster.reports or nobody_reachable or starting or any(r.blocking for r in reasons):
+        first = told[0]["detail"] if told else "the engine cannot be reached"
+        raise Problem("not_ready", str(first), extra={"ready": False, "reasons": told})
+    return _answer({"ready": True, "reasons": told})
+
+
+def _add_action(router: APIRouter, coordinator: Coordinator, action: Action) -> None:
+    async def act(request: Request) -> Response:
+        style = requests.read_format(request, others=True)
+        change = await requests.read_change(request, action.fields, action.kind)
+        operation = await coordinator.submit(change)
+        view = change_view(operation, _base_url(request))
+        return _operation_answer(operation, view, style)
+
+    router.add_api_route(
+        action.path,
+        act,
+        methods=[action.method],
+        summary=action.summary,
+        name=f"{action.method.lower()}_{action.path.rpartition('/')[2]}",
+        responses={
+            202: {"description": "It goes on: ask at Location"},
+            **{status: PROBLEM_CONTENT for status in _PROBLEM_STATUSES},
+        },
+        openapi_extra=_describe_fields(action.fields),
+    )
+
+
+_PROBLEM_STATUSES = (400, 401, 403, 409, 413, 415, 422, 500, 502, 503, 504)
+
+
+def _describe_fields(fields: type[requests.ChangeFields]) -> dict[str, Any]:
+    """The OpenAPI of a route's fields, which may come in either way."""
+    schema = fields.model_json_schema()
+    required = set(schema.get("required", ()))
+    return {
+        "requestBody": {
+            "required": False,
+            "content": {"application/json": {"schema": schema}},
+        },
+        "parameters": [
+            *(
+                {
+                    "name": name,
+                    "in": "query",
+                    "required": False,
+                    "schema": shape,
+                    "description": "required" if name in required else "",
+                }
+                for name, shape in schema["properties"].items()
+            ),
+            {
+                "name": "format",
+                "in": "query",
+                "required": False,
+                "schema": {"type": "string", "enum": list(requests.FORMATS)},
+            },
+        ],
+    }
+
+
+def _operation_answer(
+    operation: Operation, view: dict[str, Any], style: str, status: int | None = None
+) -> Response:
+    path = f"/gc/operations/{quote(operation.id, safe='')}"
+    if operation.is_running:
+        headers = {"Location": path, "Retry-After": RETRY_AFTER_S}
+        status = 202 if status is None else status
+    else:
+        headers = {}
+        if operation.problem is not None and status is None:
+            problem = operation.problem
+            extra = {**problem.extra, "operation": view["operation"]}
+            raise Problem(problem.code, problem.detail, problem.remedy, extra, problem.headers)
+    table = operation_table(view["operation"]) if style == "table" else None
+    return _answer(view, table, status or 200, headers)
+
+
+def _answer(
+    document: dict[str, Any],
+    table: str | None = None,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    if table is not None:
+        return PlainTextResponse(table, status, headers)
+    return Response(to_json(document), status, headers, media_type="application/json")
+
+
+def _base_url(request: Request) -> str:
+    return f"{request.url.scheme}://{request.headers.get('host', 'localhost')}"
+
+
+# --- errors that the framework finds ---
+
+async def show_problem(_request: Request, error: Exception) -> Response:
+    """A Problem as its answer."""
+    assert isinstance(error, Problem)
+    return problem_response(error)
+
+
+async def show_mistake(_request: Request, error: Exception) -> Response:
+    """Whatever we did not think of; the traceback is in the log."""
+    return problem_response(Problem("internal_error", type(error).__name__))
+
+
+async def show_http_error(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router, with what to do instead."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code != 405:
+        detail = f"there is no route {path[:200]!r}"
+        return problem_response(Problem("not_found", detail))
+    allowed = (error.headers or {}).get("Allow") or "GET"
+    method = allowed.partition(",")[0]
+    query = f"?{request.url.query}" if request.url.query else ""
+    flag = "" if method == "GET" else f"-X {method} "
+    line = f"curl {flag}{shlex.quote(_base_url(request) + path + query)}"
+    return problem_response(
+        Problem(
+            "method_not_allowed",
+            f"{path} takes {allowed}, not {request.method}",
+            remedy=line,
+            headers={"Allow": allowed},
+        )
+    )

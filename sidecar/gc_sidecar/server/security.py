@@ -1,0 +1,185 @@
+"""Who may ask: the guard before every route of the control listener.
+
+In this order: Host header (DNS rebinding), cross-origin browsers, bearer token, size of the body. The
+caller's address is never looked at: behind a service mesh every caller looks local.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gc_sidecar.server.problems import Problem, problem_response
+from gc_sidecar.server.settings import is_loopback
+
+MAXIMUM_BODY_BYTES = 64 << 10
+MAXIMUM_TOKEN_BYTES = 4096
+BROWSER_HEADERS = ("origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+class TokenFile:
+    """The bearer token in a file, read again whenever the file changes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._digest: bytes | None = None
+
+    def load(self) -> None:
+        """Read the file if it changed. Raises OSError, ValueError: no usable token in it."""
+        status = os.stat(self.path)  # follows links: a mounted Secret is one
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if stamp == self._stamp:
+            return
+        self._stamp, self._digest = None, None
+        with open(self.path, "rb") as file:
+            token = file.read(MAXIMUM_TOKEN_BYTES).strip()
+        if not token or not all(0x21 <= byte <= 0x7E for byte in token):
+            raise ValueError("it must hold one token of printable ASCII characters without blanks")
+        self._stamp, self._digest = stamp, hashlib.sha256(token).digest()
+
+    def accepts(self, header: str | None) -> bool:
+        """Whether an Authorization header carries the token. Raises like `load`."""
+        self.load()
+        assert self._digest is not None
+        scheme, _, given = (header or "").partition(" ")
+        digest = hashlib.sha256(given.strip().encode("latin-1", "replace")).digest()
+        # Of digests, so that not even the token's length shows in the time it takes.
+        return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
+
+
+class Guard:
+    """ASGI middleware: see the module."""
+
+    def __init__(
+        self, app: ASGIApp, token_file: TokenFile | None, allowed_hosts: Sequence[str]
+    ) -> None:
+        self._app = app
+        self._token_file = token_file
+        self._allowed_hosts = frozenset(host.strip("[]").lower() for host in allowed_hosts)
+        self._checks: tuple[Callable[[Headers, Scope], Problem | None], ...] = (
+            self._check_host,
+            _check_origin,
+            self._check_token,
+            _check_length,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        respond = _with_security_headers(send)
+        for check in self._checks:
+            problem = check(headers, scope)
+            if problem is not None:
+                await problem_response(problem)(scope, receive, respond)
+                return
+        if scope["method"] == "HEAD":  # the server leaves out the body
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, _bounded(receive), respond)
+
+    def _check_host(self, headers: Headers, _scope: Scope) -> Problem | None:
+        hosts = headers.getlist("host")
+        name = host_name(hosts[0]) if len(hosts) == 1 else None
+        if name is not None and (is_loopback(name) or name in self._allowed_hosts):
+            return None
+        return Problem(
+            "host_not_allowed", "the Host header is neither a loopback address nor allowed"
+        )
+
+    def _check_token(self, headers: Headers, _scope: Scope) -> Problem | None:
+        if self._token_file is None:
+            return None
+        try:
+            if self._token_file.accepts(headers.get("authorization")):
+                return None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            return Problem("token_unavailable", f"{self._token_file.path}: {reason}")
+        return Problem(
+            "token_required",
+            "the Authorization header carries no token, or another one",
+            headers={"WWW-Authenticate": 'Bearer realm="gc-sidecar"'},
+        )
+
+
+def is_from_browser(headers: Headers) -> bool:
+    """Whether a browser sent it: only browsers send these headers, and they always do on a POST."""
+    return any(name in headers for name in BROWSER_HEADERS)
+
+
+def host_name(host: str) -> str | None:
+    """The name in a Host header, without its port; None where it is none."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port
+    except ValueError:
+        return None
+    if parts.username is not None or parts.path or parts.query or parts.fragment:
+        return None
+    return parts.hostname
+
+
+def _check_origin(headers: Headers, scope: Scope) -> Problem | None:
+    origin = headers.get("origin")
+    own = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
+    site = headers.get("sec-fetch-site", "same-origin")
+    if (origin is None or origin.lower() == own.lower()) and site in ("same-origin", "none"):
+        return None
+    return Problem("cross_origin", "another site's page sent this request")
+
+
+def _check_length(headers: Headers, _scope: Scope) -> Problem | None:
+    length = headers.get("content-length", "0")
+    if length.isdigit() and int(length[:20]) <= MAXIMUM_BODY_BYTES:
+        return None
+    return _too_large()
+
+
+def _too_large() -> Problem:
+    return Problem(
+        "body_too_large",
+        f"a body has at most {MAXIMUM_BODY_BYTES} bytes",
+        headers={"Connection": "close"},
+    )
+
+
+def _bounded(receive: Receive) -> Receive:
+    seen = 0
+
+    async def bounded() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > MAXIMUM_BODY_BYTES:
+            raise _too_large()  # out of the route that reads it, which answers with it
+        return message
+
+    return bounded
+
+
+def _with_security_headers(send: Send) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            present = {name.lower() for name, _ in message.get("headers", [])}
+            message["headers"] = [
+                *message.get("headers", []),
+                *(header for header in SECURITY_HEADERS if header[0] not in present),
+            ]
+        await send(message)
+
+    return sender

@@ -1,0 +1,237 @@
+"""Seeing the engine's processes by their pages in the run directory, without touching the engine.
+
+It remembers what only repeated looking can tell: for how long a heartbeat has stood still, and for how
+long a collection has lasted. All on our own monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gc_sidecar.server.reports import Key, Report, ReportError, parse_report
+from gc_sidecar_agent.page import PageError, list_pages, read_page
+
+MAXIMUM_PAGES = 4096
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Something that stands in the way, for the status and for /readyz; `blocking` if nothing works so."""
+
+    code: str
+    detail: str
+    remedy: str | None = None
+    blocking: bool = False
+
+
+@dataclass(frozen=True)
+class PageReading:
+    """One page as it was just read, and for how long what it shows has been so."""
+
+    name: str
+    report: Report
+    alive: bool
+    unchanged_s: float
+    collecting_s: float | None
+    # Whether the numbers were written after the description; right after a change they may be older.
+    settled: bool
+
+
+@dataclass(frozen=True)
+class UnreadablePage:
+    """A file with a page's name that is none; `key` is the place that the name claims."""
+
+    name: str
+    key: Key | None
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One reading of the whole run directory. `directory` says what is wrong with it."""
+
+    taken_at: float = 0.0
+    pages: tuple[PageReading, ...] = ()
+    unreadable: tuple[UnreadablePage, ...] = ()
+    directory: Reason | None = None
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What is remembered of one page between readings."""
+
+    heartbeat: int | None
+    heartbeat_since: float
+    collecting_since: int
+    collecting_seen: float
+    generation: int
+    generation_heartbeat: int | None
+
+
+class Sight:
+    """The run directory of one engine; None sees nothing, and says so by an empty snapshot."""
+
+    def __init__(self, run_dir: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.run_dir = run_dir
+        self.snapshot = Snapshot()
+        self._clock = clock
+        self._memories: dict[str, _Memory] = {}
+        self._reading: asyncio.Task[Snapshot] | None = None
+
+    async def look(self, maximum_age_s: float = 0.0) -> Snapshot:
+        """The newest snapshot, read anew where it is older than `maximum_age_s`.
+
+        Several callers share one reading; it happens in a thread, for a file system may hang.
+        """
+        if self.run_dir is None:
+            return self.snapshot
+        if maximum_age_s > 0 and self._clock() - self.snapshot.taken_at <= maximum_age_s:
+            return self.snapshot
+        if self._reading is not None and maximum_age_s <= 0:
+            # It began before we asked, and may have missed what has happened meanwhile.
+            await asyncio.wait({self._reading})
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(asyncio.to_thread(self.read))
+        self.snapshot = await asyncio.shield(self._reading)
+        return self.snapshot
+
+    def read(self) -> Snapshot:
+        """Read every page once."""
+        assert self.run_dir is not None
+        now = self._clock()
+        try:
+            names = list_pages(self.run_dir, MAXIMUM_PAGES)
+        except OSError as error:
+            self._memories = {}
+            return Snapshot(now, directory=_directory_reason(self.run_dir, error))
+        pages: list[PageReading] = []
+        unreadable: list[UnreadablePage] = []
+        memories: dict[str, _Memory] = {}
+        for name in names:
+            try:
+                reading, memories[name] = self._read_one(name, now)
+                pages.append(reading)
+            except FileNotFoundError:
+                continue  # removed since the directory was listed
+            except (PageError, ReportError, OSError) as error:
+                code, detail = _page_fault(error)
+                unreadable.append(UnreadablePage(name, _key_of(name), code, detail))
+        self._memories = memories
+        return Snapshot(now, tuple(pages), tuple(unreadable), _space_reason(self.run_dir))
+
+    def _read_one(self, name: str, now: float) -> tuple[PageReading, _Memory]:
+        assert self.run_dir is not None
+        content = read_page(self.run_dir, name)
+        report = parse_report(content.description, content.numbers, content.collecting_since_ns)
+        heartbeat = report.numbers.get("heartbeat")
+        generation = report.state.generation
+        known = self._memories.get(name)
+        if known is None:
+            known = _Memory(heartbeat, now, report.collecting_since, now, generation, None)
+        memory = _Memory(
+            heartbeat=heartbeat,
+            heartbeat_since=known.heartbeat_since if heartbeat == known.heartbeat else now,
+            collecting_since=report.collecting_since,
+            collecting_seen=(
+                known.collecting_seen if report.collecting_since == known.collecting_since else now
+            ),
+            generation=generation,
+            generation_heartbeat=(
+                known.generation_heartbeat if generation == known.generation else heartbeat
+            ),
+        )
+        reading = PageReading(
+            name=name,
+            report=report,
+            alive=content.alive,
+            unchanged_s=now - memory.heartbeat_since,
+            collecting_s=now - memory.collecting_seen if report.collecting_since else None,
+            settled=heartbeat != memory.generation_heartbeat,
+        )
+        return reading, memory
+
+
+def _key_of(name: str) -> Key | None:
+    """The place that a page's name claims: `role-dpN-rN-...`."""
+    role, dp_rank, rank = name.split("-")[:3]
+    try:
+        return Key(role, int(dp_rank[2:]), int(rank[1:]))
+    except ValueError:
+        return None
+
+
+# How the text of a PageError begins, and the code that it gets.
+_PAGE_FAULTS = (
+    ("truncated", "page_truncated"),
+    ("a page of format", "page_version"),
+    ("not a regular file", "page_not_a_file"),
+)
+
+
+def _page_fault(error: Exception) -> tuple[str, str]:
+    if isinstance(error, OSError):
+        code = "page_not_a_file" if error.errno == errno.ELOOP else "page_unreadable"
+        return code, f"the page cannot be opened: {error.strerror}"
+    text = str(error)
+    for beginning, code in _PAGE_FAULTS:
+        if text.startswith(beginning):
+            return code, text
+    return "page_damaged", text
+
+
+_DIRECTORY_FAULTS = {
+    errno.ENOENT: (
+        "run_dir_missing",
+        "does not exist",
+        "mount the run directory into both containers, or create it: install -d -m 2770 DIR",
+    ),
+    errno.ENOTDIR: ("run_dir_not_a_directory", "is not a directory", "name a directory"),
+    errno.EACCES: (
+        "run_dir_unreadable",
+        "cannot be read by the sidecar's user",
+        "give both containers the pod's fsGroup, and the directory mode 2770",
+    ),
+}
+
+
+def _directory_reason(run_dir: str, error: OSError) -> Reason:
+    code, what, remedy = _DIRECTORY_FAULTS.get(
+        error.errno or 0, ("run_dir_unreadable", f"cannot be read: {error.strerror}", None)
+    )
+    return Reason(code, f"the run directory {run_dir} {what}", remedy, blocking=True)
+
+
+def _space_reason(run_dir: str) -> Reason | None:
+    """Whether a process that starts now would find room for its page."""
+    try:
+        status = os.statvfs(run_dir)
+    except OSError:
+        return None
+    if status.f_flag & os.ST_RDONLY:
+        return Reason(
+            "run_dir_read_only",
+            f"the run directory {run_dir} is mounted read-only here",
+            "mount it writable into both containers",
+        )
+    if status.f_bavail == 0 or (status.f_files and status.f_favail == 0):
+        return Reason(
+            "run_dir_full",
+            f"the run directory {run_dir} is full: a process that starts gets no page",
+            "raise the volume's sizeLimit, or remove what does not belong there",
+        )
+    return None
+
+
+def is_directory(path: str) -> bool:
+    """Whether `path` is a directory, without raising."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError:
+        return False

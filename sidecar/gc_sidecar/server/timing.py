@@ -1,0 +1,37 @@
+"""Every length of time that the server waits or bounds by, in one place.
+
+Tests shorten them; nobody else needs to: what people may want to choose is a field of a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """All in seconds."""
+
+    # How often the run directory is read by itself, and how old a reading may be that is shown.
+    sight_poll_s: float = 0.5
+    sight_fresh_s: float = 0.1
+    # A heartbeat that has not changed for this long on our own clock is stale.
+    stale_after_s: float = 5.0
+    # While an operation waits for pages: how often it looks.
+    proof_poll_s: float = 0.02
+    # A command goes to the board when its RPC has returned, and no later than this after it began.
+    board_after_s: float = 2.0
+    # How long a process that shows no sign of life may take to show one before an operation gives up on it.
+    unseen_grace_s: float = 2.0
+    # The part of a deadline that is kept for rolling back, and its share at most.
+    rollback_reserve_s: float = 5.0
+    rollback_share: float = 0.3
+    # An operation that outlasts its deadline goes on in the background at most this long.
+    background_limit_s: float = 600.0
+    # Asking an engine which transport it has: one question, and how long until it is asked again.
+    question_s: float = 5.0
+    first_retry_s: float = 1.0
+    last_retry_s: float = 15.0
+    # An engine of which no page is seen is asked for its version this often: the only way to see a restart.
+    contact_poll_s: float = 10.0
+    idle_poll_s: float = 0.25

@@ -1,0 +1,169 @@
+"""What the routes answer, as plain JSON-safe dicts: the one place that knows the shapes of the API.
+
+Times are RFC 3339 in UTC; a value that is not known is null, never 0.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from gc_sidecar.server.coordinator import Coordinator
+from gc_sidecar.server.desired import Desired
+from gc_sidecar.server.logs import rfc3339
+from gc_sidecar.server.operations import Line, Operation
+from gc_sidecar.server.reports import Report
+from gc_sidecar.server.roster import Roster, Row
+from gc_sidecar.server.sight import Reason
+
+NANO = 1e-9
+MEMORY_FIELDS = (
+    "anonymous_bytes",
+    "file_bytes",
+    "shared_bytes",
+    "growth_bytes",
+    "device_allocated_bytes",
+    "device_reserved_bytes",
+)
+
+
+def status_view(coordinator: Coordinator, roster: Roster) -> dict[str, Any]:
+    """GET /gc"""
+    running = coordinator.running_id and coordinator.ledger.get(coordinator.running_id)
+    return {
+        "policy": policy_view(coordinator.desired, roster),
+        "coverage": {"acknowledged": roster.acknowledged, "expected": roster.expected},
+        "transport": coordinator.engines.transport,
+        "operation": operation_view(running) if running else None,
+        "reasons": [reason_view(reason) for reason in coordinator.reasons(roster)],
+        "processes": [row_view(row) for row in roster.rows],
+    }
+
+
+def policy_view(desired: Desired, roster: Roster) -> dict[str, Any]:
+    """The desired policy."""
+    entered_at = desired.entered_at
+    if entered_at is None and desired.is_on:  # taken over: the processes know since when
+        known = [
+            report.state.entered_at
+            for report in roster.reports
+            if report.state.generation == desired.generation and report.state.entered_at is not None
+        ]
+        entered_at = max(known, default=None)
+    return {
+        "mode": desired.mode,
+        "generation": desired.generation,
+        "owner": desired.owner,
+        "entered_at": time_view(entered_at),
+        "lease_expires_at": time_view(desired.lease_expires_at()),
+        "interval_s": desired.interval_s if desired.is_on else None,
+        "pause_budget_ms": desired.pause_budget_ms,
+        "max_rss_growth_bytes": desired.max_rss_growth_bytes,
+        "reason": str(desired.reason) if desired.reason else None,
+    }
+
+
+def row_view(row: Row) -> dict[str, Any]:
+    """One process, or one place without any."""
+    report = row.report
+    identity = report.identity if report else None
+    state = report.state if report else None
+    numbers = report.numbers if report else {}
+    enabled = numbers.get("gc_enabled")
+    thresholds = report.thresholds if report else (None, None, None)
+    collecting_s = row.page.collecting_s if row.page else None
+    return {
+        "role": row.key.role,
+        "roles": list(row.roles),
+        "dp_rank": row.key.dp_rank,
+        "rank": row.key.rank,
+        "pid": identity.pid if identity else None,
+        "host": identity.host if identity else None,
+        "state": row.state,
+        "reason": str(row.reason) if row.reason else None,
+        "mode": state.mode if state else None,
+        "observed_generation": state.generation if state else None,
+        "ready": state.ready if state else None,
+        "collect_pending": state.collect_pending if state else None,
+        "gc": {
+            "enabled": None if enabled is None else bool(enabled),
+            "threshold": None if None in thresholds else list(thresholds),
+            "collector": identity.collector if identity else None,
+            "python": identity.python if identity else None,
+        },
+        "pauses": {f"gen{g}": _pause_view(report, g) for g in range(3)},
+        "collecting_for_s": None if collecting_s is None else round(collecting_s, 3),
+        "memory": {name: numbers.get(name) for name in MEMORY_FIELDS},
+    }
+
+
+def _pause_view(report: Report | None, generation: int) -> dict[str, Any]:
+    numbers = report.numbers if report else {}
+    total_ns = numbers.get(f"gen{generation}_total_ns")
+    max_ns = numbers.get(f"gen{generation}_max_ns")
+    return {
+        "count": numbers.get(f"gen{generation}_count"),
+        "total_s": None if total_ns is None else round(total_ns * NANO, 9),
+        "max_s": None if max_ns is None else round(max_ns * NANO, 9),
+    }
+
+
+def reason_view(reason: Reason) -> dict[str, Any]:
+    """Something that stands in the way."""
+    return {"code": reason.code, "detail": reason.detail, "remedy": reason.remedy}
+
+
+def operation_view(operation: Operation) -> dict[str, Any]:
+    """One operation and what it did in each process."""
+    problem = operation.problem
+    return {
+        "id": operation.id,
+        "kind": operation.change.kind,
+        "state": operation.state,
+        "generation": operation.generation,
+        "owner": operation.change.owner,
+        "transport": operation.transport,
+        "requested_at": time_view(operation.requested_at),
+        "duration_s": None if operation.duration_s is None else round(operation.duration_s, 6),
+        "rolled_back": operation.rolled_back,
+        "code": problem.code if problem else None,
+        "detail": problem.detail if problem else None,
+        "processes": [line_view(line) for line in operation.lines],
+    }
+
+
+def line_view(line: Line) -> dict[str, Any]:
+    """What one process did."""
+    outcome = line.outcome
+    return {
+        "role": line.key.role,
+        "roles": list(line.roles),
+        "dp_rank": line.key.dp_rank,
+        "rank": line.key.rank,
+        "pid": line.pid,
+        "ok": line.ok,
+        "code": line.code,
+        "detail": line.detail,
+        "pause_s": outcome.pause_s if outcome else None,
+        "collected_objects": outcome.collected_objects if outcome else None,
+        "resident_delta_bytes": outcome.resident_delta_bytes if outcome else None,
+        "device_delta_bytes": outcome.device_delta_bytes if outcome else None,
+    }
+
+
+def change_view(operation: Operation, base_url: str) -> dict[str, Any]:
+    """The answer to a change: the operation, and where a policy is on now, its lease."""
+    answer: dict[str, Any] = {"operation": operation_view(operation)}
+    expires_at = operation.lease_expires_at
+    if expires_at is not None and operation.change.kind in ("freeze", "budget", "lease"):
+        url = f"{base_url}/gc/lease?owner={operation.change.owner}"
+        answer["lease"] = {
+            "expires_at": time_view(expires_at),
+            "renew": f"curl -X POST {shlex.quote(url)}",
+        }
+    return answer
+
+
+def time_view(seconds: float | None) -> str | None:
+    """A date, or null."""
+    return None if seconds is None else rfc3339(seconds)
