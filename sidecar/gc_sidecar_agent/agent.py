@@ -21,7 +21,7 @@ from typing import Any
 from gc_sidecar_agent import __version__
 from gc_sidecar_agent.board import Board, BoardError, Lease, board_stamp, read_board
 from gc_sidecar_agent.collection import Collect, CollectionError, MainThreadCollector, collect_here
-from gc_sidecar_agent.collector import collector_kind
+from gc_sidecar_agent.collector import collector_kind, is_heap_frozen
 from gc_sidecar_agent.command import (
     OPERATION_KINDS,
     PROTOCOL_VERSION,
@@ -30,6 +30,7 @@ from gc_sidecar_agent.command import (
     Outcome,
     parse_command,
 )
+from gc_sidecar_agent.gate import Gate, this_gate
 from gc_sidecar_agent.memory import read_device_memory, read_memory
 from gc_sidecar_agent.meter import PauseMeter, private_header
 from gc_sidecar_agent.page import (
@@ -56,6 +57,7 @@ MEMORY_POLLS = 10  # memory is read and the page looked after every so many poll
 DEVICE_POLLS = 50
 PAGE_RETRY_POLLS = 50
 SETTLE_POLLS = 30
+GATE_POLLS = 300
 # How long workers and engine cores leave a command on the board to the engine core, which carries it out over
 # RPC in all of them side by side, before each does it by itself.
 BOARD_GRACE_S = 1.0
@@ -82,8 +84,9 @@ class Topology:
 class Agent:
     """See the module. `start` may be called again when the process turns out to have a second role."""
 
-    def __init__(self, run_dir: str | None) -> None:
+    def __init__(self, run_dir: str | None, gate: Gate | None = None) -> None:
         self.run_dir = run_dir
+        self._gate = gate or Gate()
         self.roles: list[str] = []
         self.dp_rank = 0
         self.rank = 0
@@ -94,7 +97,7 @@ class Agent:
         self.meter = PauseMeter()
         self.policy = Policy(self.meter, self.collector)
         self.main_thread = MainThreadCollector(self.meter)
-        self.lost_exits = LostExits(self.meter.callback)
+        self.lost_exits = LostExits(self.meter.callback, self.main_thread.run_pending)
         # Set by the engine core's hook: has its busy loop carry out a command in all its processes.
         self.busy_loop: Callable[[dict[str, Any]], None] | None = None
         self._born()
@@ -113,6 +116,8 @@ class Agent:
         self._published_rings = (0, 0)
         self._polls = 0
         self._settle_polls = 0
+        self._gate_command = self._gate.command(self._token)
+        self._gate_polls = 0
         self._anonymous_bytes: int | None = None
         self._board = Board()
         self._board_stamp: tuple[int, int] | None = None
@@ -151,10 +156,36 @@ class Agent:
 
     def set_ready(self) -> None:
         """The engine has finished its start-up: from now on policies may be applied."""
-        if not self.ready:
-            self.policy.note_ready()
-            self.ready = True
-            self._changes += 1
+        if self.ready:
+            return
+        self.policy.note_ready()
+        self.ready = True
+        self._changes += 1
+        if self.roles != ["api_server"]:
+            self._pass_gate(partial(collect_here, self.meter))
+
+    def _pass_gate(self, collect: Collect) -> None:
+        """Enter the policy that the environment asks for, once."""
+        command, self._gate_command = self._gate_command, None
+        if command is None:
+            return
+        outcome = self.policy.run(command, collect)
+        logger.info(
+            "gc-sidecar: policy %s by the environment: %s",
+            command.kind,
+            f"in force for {command.lease_s:g} s" if outcome.ok else outcome.detail,
+        )
+
+    def _pass_gate_late(self) -> None:
+        """An API server freezes its heap after it has its client, and that is part of what will be put back:
+        wait for it, but not for ever, for not every server does."""
+        if self._gate_command is None or not self.ready or self.roles != ["api_server"]:
+            return
+        self._gate_polls += 1
+        if self._gate_polls % MEMORY_POLLS:
+            return
+        if is_heap_frozen() or self._gate_polls >= GATE_POLLS:
+            self._pass_gate(partial(collect_here, self.meter))
 
     def reset_after_fork(self) -> None:
         """In a forked child: nothing of the parent's is ours. The child starts anew when it has a role."""
@@ -204,7 +235,9 @@ class Agent:
         if command.kind in OPERATION_KINDS:
             return self.policy.run(command, collect)
         if command.kind == "lease":
-            self.policy.renew_lease(command.lease_s)
+            if not self.policy.renew_lease(command.lease_s, command.generation):
+                detail = f"no policy of generation {command.generation} is in force here"
+                return _error("not_in_policy", detail, command.operation_id)
         elif command.kind == "settle":
             try:
                 self.policy.settle(collect, deadline)
@@ -263,6 +296,7 @@ class Agent:
         steps = (
             self.lost_exits.deliver,
             self._look_after,
+            self._pass_gate_late,
             self._keep_policy,
             self._follow_board,
             self._settle,
@@ -307,8 +341,9 @@ class Agent:
             allocated, reserved = read_device_memory()
             words[_INDEX["device_allocated_bytes"]] = _or_none(allocated)
             words[_INDEX["device_reserved_bytes"]] = _or_none(reserved)
-        if self._page is not None and not self._page.is_listed():
-            self._abandon_page("the page was removed from the run directory")
+        with self._publishing:
+            if self._page is not None and not self._page.is_listed():
+                self._abandon_page("the page was removed from the run directory")
         # At once where it was lost, and now and then where there was none.
         if self._page is None and (self._page_lost or self._polls % PAGE_RETRY_POLLS == 1):
             self._open_page()
@@ -332,6 +367,7 @@ class Agent:
             except (BoardError, OSError) as error:
                 self._note_error(f"the board cannot be read: {error}")
                 self._board = Board()
+            self._board_seen_at.clear()
         board = self._board
         lease = board.lease
         if board.policy is not None and board.policy.generation > self.policy.generation:
@@ -346,7 +382,7 @@ class Agent:
                 self._lease_sequence = lease.sequence
                 remaining_s = _remaining_s(lease)
                 if remaining_s > 0:
-                    self.policy.renew_lease(remaining_s)
+                    self.policy.renew_lease(remaining_s, wanted.generation)
 
     def _follow(self, command: Command) -> None:
         if self.policy.outcome_of(command.operation_id) is not None:
@@ -373,17 +409,18 @@ class Agent:
         role = self.roles[0]
         remove_dead_pages(self.run_dir, role, self.dp_rank, self.rank)
         name = page_name(role, self.dp_rank, self.rank, self._started_ns // 1_000_000_000)
-        try:
-            page = create_page(self.run_dir, name)
-        except (OSError, PageError) as error:
-            self._page_error = f"no page in {self.run_dir}: {error}"
-            return
-        self._page_error = None
-        self._published_changes = (-1, -1)
-        self._published_rings = (0, 0)
-        self._page = page
-        self.meter.collecting = page.header
-        self._publish()
+        with self._publishing:
+            self._page_error = None
+            self._changes += 1
+            self._published_changes = (-1, -1)
+            self._published_rings = (0, 0)
+            try:
+                page = create_page(self.run_dir, name, self._write_on)
+            except (OSError, PageError) as error:
+                self._page_error = f"no page in {self.run_dir}: {error}"
+                return
+            self._page = page
+            self.meter.collecting = page.header
 
     def _abandon_page(self, why: str) -> None:
         page = self._page
@@ -404,25 +441,28 @@ class Agent:
 
     def _publish_on(self, page: PageWriter) -> None:
         try:
-            if not page.is_intact():
-                self._abandon_page("the page was truncated by another process")
-                return
-            self._read_numbers()
-            words = self.meter.words
-            changes = (self._changes, self.policy.changes)
-            if changes != self._published_changes:
-                page.write_description(self.description())
-                self._published_changes = changes
-            rings = (words[_INDEX["full_ring_next"]], words[_INDEX["young_ring_next"]])
-            if rings[0] != self._published_rings[0]:
-                page.write_ring(FULL_RING_OFFSET, self.meter.full_ring)
-            if rings[1] != self._published_rings[1]:
-                page.write_ring(YOUNG_RING_OFFSET, self.meter.young_ring)
-            self._published_rings = rings
-            words[_INDEX["heartbeat"]] += 1
-            page.write_numbers(words)
+            if page.is_intact():
+                self._write_on(page)
+            else:
+                self._abandon_page("the page was truncated or overwritten by another process")
         except (OSError, PageError) as error:
             self._abandon_page(f"the page cannot be written: {error}")
+
+    def _write_on(self, page: PageWriter) -> None:
+        self._read_numbers()
+        words = self.meter.words
+        changes = (self._changes, self.policy.changes)
+        if changes != self._published_changes:
+            page.write_description(self.description())
+            self._published_changes = changes
+        rings = (words[_INDEX["full_ring_next"]], words[_INDEX["young_ring_next"]])
+        if rings[0] != self._published_rings[0]:
+            page.write_ring(FULL_RING_OFFSET, self.meter.full_ring)
+        if rings[1] != self._published_rings[1]:
+            page.write_ring(YOUNG_RING_OFFSET, self.meter.young_ring)
+        self._published_rings = rings
+        words[_INDEX["heartbeat"]] += 1
+        page.write_numbers(words)
 
     def _read_memory(self) -> None:
         words = self.meter.words
@@ -480,11 +520,14 @@ _agent_lock = threading.Lock()
 
 
 def this_process() -> Agent:
-    """The agent of this process, made on first use; it does nothing before its `start`."""
+    """The agent of this process, made on first use; it does nothing before its `start`.
+
+    Raises GateError; the plugin has seen to it before vLLM starts anything.
+    """
     global _agent
     with _agent_lock:
         if _agent is None:
-            _agent = Agent(os.environ.get(RUN_DIR_VARIABLE) or None)
+            _agent = Agent(os.environ.get(RUN_DIR_VARIABLE) or None, this_gate())
             os.register_at_fork(after_in_child=_reset_after_fork)
         return _agent
 

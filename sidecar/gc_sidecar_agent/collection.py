@@ -81,7 +81,7 @@ class MainThreadCollector:
         self.wake: Callable[[], None] = lambda: None
         self._meter = meter
         self._asked: _Asked | None = None
-        self._function = _PENDING_CALL(self._run)
+        self._function = _PENDING_CALL(self.run_pending)
         _KEPT.append(self._function)
         self._add = ctypes.pythonapi.Py_AddPendingCall
         self._add.argtypes = [_PENDING_CALL, ctypes.c_void_p]
@@ -109,7 +109,8 @@ class MainThreadCollector:
             " or CPython's own next full collection, does it",
         )
 
-    def _run(self, _argument: int | None) -> int:
+    def run_pending(self, _argument: int | None) -> int:
+        """What CPython calls on the main thread."""
         asked = self._asked
         # Somebody who disabled GC for a moment (graph capture) must not get a collection now.
         if asked is None or not gc.isenabled() or not asked.taken.acquire(blocking=False):

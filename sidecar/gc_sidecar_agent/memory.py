@@ -57,7 +57,12 @@ def read_device_memory() -> tuple[int | None, int | None]:
     try:
         if not torch.cuda.is_initialized():
             return None, None
-        return int(torch.cuda.memory_allocated()), int(torch.cuda.memory_reserved())
+        # Of all devices: on the agent's thread the current one is the first, whatever the worker's is.
+        devices = range(torch.cuda.device_count())
+        return (
+            sum(int(torch.cuda.memory_allocated(device)) for device in devices),
+            sum(int(torch.cuda.memory_reserved(device)) for device in devices),
+        )
     except Exception:
         return None, None
 

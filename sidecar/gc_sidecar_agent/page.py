@@ -25,6 +25,7 @@ import stat
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,8 +203,11 @@ def page_name(role: str, dp_rank: int, rank: int, started_ns: int) -> str:
     return f"{role}-dp{dp_rank}-r{rank}-{started_ns}-{os.urandom(4).hex()}{SUFFIX}"
 
 
-def create_page(run_dir: str, name: str) -> PageWriter:
-    """A new page under `name`, filled and locked before anyone can see it. Raises OSError, PageError.
+def create_page(
+    run_dir: str, name: str, fill: Callable[[PageWriter], None] | None = None
+) -> PageWriter:
+    """A new page under `name`, filled by `fill` and locked before anyone can see it: a reader must not meet
+    counters that begin at 0 again. Raises OSError, PageError.
 
     Space is allocated first: a store into a sparse file on a full tmpfs kills the process (SIGBUS).
     """
@@ -221,6 +225,8 @@ def create_page(run_dir: str, name: str) -> PageWriter:
         # A record lock is released by the kernel however the process ends, and it is seen across PID
         # namespaces. It is lost when any descriptor of the file is closed: never open the page again here.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fill is not None:
+            fill(writer)
         os.rename(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+import queue
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 
 from gc_sidecar_agent.agent import Topology, this_process
 from gc_sidecar_agent.command import METHOD, PROTOCOL_VERSION, Command
+from gc_sidecar_agent.gate import this_gate
 
 logger = logging.getLogger("vllm.gc_sidecar_agent")
 
@@ -28,7 +30,11 @@ SENDING_S = 0.003
 
 
 def register() -> None:
-    """Install the hooks, now or when vLLM imports the module in question. Idempotent; never raises."""
+    """Install the hooks, now or when vLLM imports the module in question. Idempotent.
+
+    Raises nothing but GateError: an environment that asks for a policy which does not exist.
+    """
+    this_gate()
     for module_name, install in HOOKS.items():
         module = sys.modules.get(module_name)
         if module is not None:
@@ -198,7 +204,8 @@ def _command_all(core: Any, request: Any) -> list[Any]:
     return [own, *replies]
 
 
-def _rpc_failure(request: dict[str, Any], error: Exception) -> dict[str, Any]:
+def _rpc_failure(request: Any, error: Exception) -> dict[str, Any]:
+    request = request if isinstance(request, dict) else {}
     return {
         "version": PROTOCOL_VERSION,
         "operation_id": request.get("operation_id"),
@@ -215,16 +222,16 @@ def _rpc_failure(request: dict[str, Any], error: Exception) -> dict[str, Any]:
 
 
 class _BusyLoopMail:
-    """One command that the agent's thread leaves for the busy loop to carry out on its own thread."""
+    """Commands that the agent's thread leaves for the busy loop to carry out on its own thread."""
 
     def __init__(self, core: Any, wakeup: Any) -> None:
         self._core = core
         self._wakeup = wakeup
-        self._request: dict[str, Any] | None = None
+        self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def post(self, request: dict[str, Any]) -> None:
-        """Leave `request`, replacing one that was not taken yet, and wake the loop."""
-        self._request = request
+        """Leave `request` and wake the loop."""
+        self._requests.put(request)
         self.wake()
 
     def wake(self) -> None:
@@ -233,9 +240,8 @@ class _BusyLoopMail:
 
     def take(self) -> None:
         """On the busy loop: carry out what was left."""
-        request, self._request = self._request, None
-        if request is not None:
-            _command_all(self._core, request)
+        while not self._requests.empty():
+            _command_all(self._core, self._requests.get())
 
 
 def _start_engine_core(core: Any, engine: str, wakeup: Any) -> None:
@@ -307,8 +313,12 @@ async def _command_every_engine(
     engines = asyncio.ensure_future(_ask_each_engine(client, original, request))
     # A collection here holds up this loop: let the calls go out first, so that all pauses run side by side.
     await asyncio.wait([engines], timeout=SENDING_S)
-    own = this_process().handle(request)
-    return [*(reply for replies in await engines for reply in replies), own]
+    # Not on this loop's own thread: it may have to wait for an operation that the agent's thread runs.
+    own = await asyncio.to_thread(this_process().handle, request)
+    try:
+        return [*(reply for replies in await engines for reply in replies), own]
+    except Exception as error:  # the engine died, say; what was done here is told nevertheless
+        return [_rpc_failure(request, error), own]
 
 
 async def _ask_each_engine(
@@ -319,10 +329,8 @@ async def _ask_each_engine(
     if not getattr(client, "_gc_sidecar_method_is_there", False):
         names = await _call_each_engine(engine_core, client, original, "__dir__", ())
         if not all(METHOD in worker for engine in names for worker in engine):
-            failure = _rpc_failure(
-                request if isinstance(request, dict) else {},
-                RuntimeError("a worker of this engine runs without the agent; nothing was sent"),
-            )
+            missing = RuntimeError("a worker runs without the agent; nothing was sent")
+            failure = _rpc_failure(request, missing)
             failure["outcome"]["code"] = "no_agent"
             return [[failure]]
         client._gc_sidecar_method_is_there = True

@@ -107,10 +107,12 @@ class Policy:
             return None
         return max(0.0, deadline - time.monotonic())
 
-    def renew_lease(self, remaining_s: float) -> None:
-        """Let the policy in force last `remaining_s` from now; nothing where there is none."""
-        if self.mode != OFF:
-            self.lease_deadline = time.monotonic() + remaining_s
+    def renew_lease(self, remaining_s: float, generation: int) -> bool:
+        """Let the policy of `generation` last `remaining_s` from now; False where it is not in force."""
+        if self.mode == OFF or generation != self.generation:
+            return False
+        self.lease_deadline = time.monotonic() + remaining_s
+        return True
 
     def run(self, command: Command, collect: Collect) -> Outcome:
         """Carry out one operation, once: a repeated operation id gets the outcome of the first time."""
@@ -183,6 +185,8 @@ class Policy:
             self._put_back()
             if self._found is not None and self._found.frozen:
                 gc.freeze()
+        elif self._refreeze_pending:
+            gc.freeze()
         self.__init__(self._meter, self._collector)  # type: ignore[misc]
 
     def description(self) -> dict[str, Any]:
@@ -266,7 +270,8 @@ class Policy:
     ) -> tuple[Collection | None, str | None]:
         collection: Collection | None = None
         detail: str | None = "nothing to restore"
-        self.reason = None
+        # `reason` stays where there is nothing to leave: the restore that rolls a failed freeze back
+        # must not hide why it failed.
         if self.mode != OFF:
             collection = self._leave(None, collect, deadline)
             detail = None
@@ -279,7 +284,10 @@ class Policy:
         return collection, detail
 
     def _maintain(self, command: Command, collect: Collect, deadline: float) -> Collection:
-        freeze_again = self.mode != OFF or self._refreeze_pending or is_heap_frozen()
+        if self.mode == OFF and not self.collect_pending:
+            self._frozen_by_engine = is_heap_frozen()
+        # A restore left the heap unfrozen until it is collected: what fails now must not freeze it again.
+        freeze_again = self.mode != OFF or (not self.collect_pending and self._frozen_by_engine)
         gc.unfreeze()
         try:
             collection = collect("maintain", deadline)
@@ -293,8 +301,8 @@ class Policy:
         self._meter.words[_MAINTAINS] += 1
         self._meter.words[_MAINTAIN_TOTAL_NS] += int(collection.pause_s * 1e9)
         self._meter.words[_RECLAIMED_OBJECTS] += collection.collected_objects
-        if self.mode == OFF:
-            self.collect_pending = self._refreeze_pending = False
+        if self.collect_pending:
+            self._finish_pending()
         if command.trim:
             trim()
         return collection

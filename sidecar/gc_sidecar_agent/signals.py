@@ -1,4 +1,4 @@
-"""Gives back what a signal handler raised while our GC callback ran: CPython drops it there.
+"""Gives back what a signal handler raised while a callback of ours ran: CPython drops it there.
 
 A SIGTERM that arrives during a collection is handled at the next bytecode, which is the callback's; the handler's
 `raise SystemExit` then becomes "Exception ignored in ..." and the server would not stop when it is told to.
@@ -16,10 +16,10 @@ _EXITS = (SystemExit, KeyboardInterrupt)
 
 
 class LostExits:
-    """Notes exits that were dropped in `callback`, until `deliver` raises them in the main thread again."""
+    """Notes exits that were dropped in `callbacks`, until `deliver` raises them in the main thread again."""
 
-    def __init__(self, callback: Callable[..., Any]) -> None:
-        self._callback = callback
+    def __init__(self, *callbacks: Callable[..., Any]) -> None:
+        self._callbacks = callbacks
         self._lost: type[BaseException] | None = None
         self._watching = False
 
@@ -31,7 +31,7 @@ class LostExits:
         previous = sys.unraisablehook
 
         def unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:
-            if unraisable.object == self._callback and issubclass(unraisable.exc_type, _EXITS):
+            if unraisable.object in self._callbacks and issubclass(unraisable.exc_type, _EXITS):
                 self._lost = unraisable.exc_type
             else:
                 previous(unraisable)

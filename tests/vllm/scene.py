@@ -76,6 +76,7 @@ def scene(
     run_dir: Path | str | None = "new",
     env: Mapping[str, str] | None = None,
     extra_args: Sequence[str] = (),
+    python_path: Sequence[Path] = (),
     **engine_options: Any,
 ) -> Iterator[Scene]:
     """A real vLLM with our injected tree and the probe on its PYTHONPATH.
@@ -97,7 +98,7 @@ def scene(
         variables = {
             **probe_environment(probe.directory),
             **(env or {}),
-            "PYTHONPATH": os.fspath(probe_tree),
+            "PYTHONPATH": os.pathsep.join(map(os.fspath, [probe_tree, *python_path])),
         }
         engine = stack.enter_context(
             RealVllm(

@@ -20,7 +20,13 @@ from gc_sidecar.server import engine_http
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.engines import Engines
 from gc_sidecar.server.problems import Problem
-from gc_sidecar.server.routes import control_router, open_router, show_http_error, show_mistake, show_problem
+from gc_sidecar.server.routes import (
+    control_router,
+    open_router,
+    show_http_error,
+    show_mistake,
+    show_problem,
+)
 from gc_sidecar.server.secret import read_endpoint_token
 from gc_sidecar.server.security import Guard, TokenFile
 from gc_sidecar.server.settings import Settings

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -24,21 +24,19 @@ from gc_sidecar.server.engine_http import EngineFault
 from gc_sidecar.server.engines import CallResult, Engines, Processes
 from gc_sidecar.server.operations import Change, Ledger, Line, Operation
 from gc_sidecar.server.problems import KINDS, Problem
+from gc_sidecar.server.proof import judge_lines
 from gc_sidecar.server.reports import Key, Reply, Report
-from gc_sidecar.server.roster import Roster, Row, take_roll
+from gc_sidecar.server.roster import Roster, take_roll
 from gc_sidecar.server.secret import ENDPOINT_TOKEN_NAME, ensure_endpoint_token
 from gc_sidecar.server.sight import Reason, Sight
 from gc_sidecar.server.tally import Tally
 from gc_sidecar.server.timing import Timing
 from gc_sidecar_agent.board import Board, BoardError, read_board, write_board
-from gc_sidecar_agent.command import POLICY_KINDS, Command, Outcome
+from gc_sidecar_agent.command import POLICY_KINDS, Command
 
 logger = logging.getLogger("gc_sidecar.server")
 
 T = TypeVar("T")
-
-# How far a page's remaining lease may be from the one that was asked for: polls, and the way there.
-LEASE_TOLERANCE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,7 @@ class Coordinator:
         self._timing = timing
         self._tally = tally
         self._board = Board()
+        self._board_lock = asyncio.Lock()
         self._board_fault: Reason | None = None
         self._token_fault: Reason | None = None
         self._replies: dict[str, Report] = {}
@@ -145,13 +144,11 @@ class Coordinator:
                 "no_pages",
                 f"no living process of an engine has a page in {self._run_dir}",
                 "start vLLM with `DIR/bin/with-agent` and GC_SIDECAR_RUN_DIR set to the same directory",
-                blocking=True,
             )
         return Reason(
             "engine_not_connected",
             "no process of an engine has been seen yet",
             "give --engine-url and start the engine with the agent, or share a run directory",
-            blocking=True,
         )
 
     # --- life ---
@@ -179,7 +176,7 @@ class Coordinator:
         if board.maintain is not None:
             # Whoever asked for it got no answer from us; a process that starts later must not run it.
             self._record_orphan(board.maintain)
-            await self._write_board(replace(self._board, maintain=None))
+            await self._write_board(_without_maintain)
 
     def _record_orphan(self, maintain: Command) -> None:
         change = Change("maintain", maintain.operation_id, owner=maintain.owner)
@@ -309,7 +306,8 @@ class Coordinator:
         self._observe_at = 0.0 if not self._processes().all else self._observe_at
         if self._run_dir is not None:
             # A process that starts from now on finds nothing to apply.
-            self._spawn(self._write_board(replace(self._board, policy=None, lease=None)))
+            ended = self.desired.generation
+            self._spawn(self._write_board(lambda board: _without_policy(board, ended)))
 
     # --- operations ---
 
@@ -402,9 +400,12 @@ class Coordinator:
             if wanted.is_on
             else 0.0
         )
-        board = Board(policy=command, lease=wanted.lease())
+
+        def write(_: Board) -> Board:
+            return Board(policy=command, lease=wanted.lease())
+
         try:
-            attempt = await self._carry(command, board, deadline - reserve)
+            attempt = await self._carry(command, write, deadline - reserve)
         except Problem:
             self.desired = previous
             raise
@@ -417,8 +418,11 @@ class Coordinator:
         rolled_back: bool | str = False
         if wanted.is_on:
             rolled_back = await self._roll_back(previous, attempt, deadline)
-        undone = rolled_back is True and attempt.reached_somebody
-        state = "rolled_back" if undone else _failed_state(attempt)
+        state = _failed_state(attempt)
+        if rolled_back is True and attempt.reached_somebody:
+            state = "rolled_back"
+        elif rolled_back == "unknown":
+            state = "unknown"
         problem = self._problem(attempt, {"rolled_back": rolled_back})
         self._update(
             change, state=state, lines=attempt.lines, rolled_back=rolled_back, problem=problem
@@ -445,13 +449,13 @@ class Coordinator:
         try:
             attempt = await self._carry(
                 command,
-                replace(self._board, maintain=command),
+                lambda board: replace(board, maintain=command),
                 deadline,
                 patience=started + max(self._timing.background_limit_s, change.deadline_s),
             )
         finally:
             # A process that starts later would find it there and run it in some timed moment.
-            await self._write_board(replace(self._board, maintain=None))
+            await self._write_board(_without_maintain)
         self._finish(change, attempt)
 
     async def _run_lease(self, change: Change, started: float) -> None:
@@ -464,15 +468,19 @@ class Coordinator:
         command = replace(
             self.desired.command(change.operation_id, change.deadline_s), kind="lease"
         )
-        policy = self._board.policy
-        if policy is None or policy.generation != self.desired.generation:
-            policy = self.desired.command(new_id("policy"), change.deadline_s)
-        board = Board(policy, self._board.maintain, self.desired.lease())
+        desired = self.desired
+
+        def write(board: Board) -> Board:
+            policy = board.policy
+            if policy is None or policy.generation != desired.generation:
+                policy = desired.command(new_id("policy"), change.deadline_s)
+            return Board(policy, board.maintain, desired.lease())
+
         pages_tell_all = self._run_dir is not None and all(
             row.page is not None for row in self.roster().rows if row.is_live
         )
         attempt = await self._carry(
-            command, board, started + change.deadline_s, use_rpc=not pages_tell_all
+            command, write, started + change.deadline_s, use_rpc=not pages_tell_all
         )
         self._finish(change, attempt)
 
@@ -569,7 +577,7 @@ class Coordinator:
         try:
             undone = await self._carry(
                 command,
-                Board(policy=command, lease=back.lease()),
+                lambda _: Board(policy=command, lease=back.lease()),
                 time.monotonic() + left_s,
                 use_rpc=use_rpc,
             )
@@ -586,7 +594,7 @@ class Coordinator:
     async def _carry(
         self,
         command: Command,
-        board: Board,
+        write: Callable[[Board], Board],
         deadline: float,
         patience: float | None = None,
         use_rpc: bool = True,
@@ -601,7 +609,7 @@ class Coordinator:
             rpc = self._spawn(self._call(command, limit))
             left_s = max(0.0, deadline - time.monotonic())
             await asyncio.wait({rpc}, timeout=min(self._timing.board_after_s, left_s / 2))
-        wrote = await self._write_board(board)
+        wrote = await self._write_board(write)
         if not wrote and rpc is None:
             raise self._no_way()
         try:
@@ -658,24 +666,29 @@ class Coordinator:
             else:
                 await asyncio.sleep(wait_s)
 
-    async def _write_board(self, board: Board) -> bool:
-        """Replace the board; False where there is none, or it cannot be written."""
+    async def _write_board(self, write: Callable[[Board], Board]) -> bool:
+        """Replace the board by what `write` makes of it; False where there is none, or it cannot be written.
+
+        One after the other, each from what the one before left: the end of a lease must not undo a change.
+        """
         if self._run_dir is None:
             return False
-        if board == self._board:
+        async with self._board_lock:
+            board = write(self._board)
+            if board == self._board:
+                return True
+            try:
+                await asyncio.to_thread(write_board, self._run_dir, board)
+            except OSError as error:
+                self._board_fault = Reason(
+                    "board_not_written",
+                    f"the board in {self._run_dir} cannot be written: {error.strerror or error}",
+                    KINDS["board_not_written"].remedy,
+                )
+                return False
+            self._board = board
+            self._board_fault = None
             return True
-        try:
-            await asyncio.to_thread(write_board, self._run_dir, board)
-        except OSError as error:
-            self._board_fault = Reason(
-                "board_not_written",
-                f"the board in {self._run_dir} cannot be written: {error.strerror or error}",
-                KINDS["board_not_written"].remedy,
-            )
-            return False
-        self._board = board
-        self._board_fault = None
-        return True
 
     # --- telling ---
 
@@ -696,8 +709,14 @@ class Coordinator:
         own = next((line for line in missing if line.own_code), None)
         faults = attempt.result.faults if attempt.result is not None else ()
         fault = next((f for f in faults if f.code == "rpc_desync"), next(iter(faults), None))
+        nameless = [
+            reply.outcome
+            for reply in (attempt.result.replies if attempt.result is not None else ())
+            if reply.report is None and not reply.outcome.ok
+        ]
         details = [f"{line.key}: {line.detail or line.code}" for line in missing]
         details += [f.detail for f in faults]
+        details += [str(outcome.detail or outcome.code) for outcome in nameless]
         detail = f"{attempt.done} of {len(attempt.lines)} processes did it; " + "; ".join(details)
         remedy = None
         if own is not None and own.code is not None and own.code not in KINDS:
@@ -711,7 +730,8 @@ class Coordinator:
         else:
             code = "incomplete_coverage" if attempt.lines else "engine_not_seen"
             if not attempt.lines:
-                detail = f"nobody is there to do it: {self._why_nobody().detail}"
+                details = details or [self._why_nobody().detail]
+                detail = f"nobody is there to do it: {'; '.join(details)}"
         return Problem(code, detail[:4000], remedy, extra)
 
     def _update(self, change: Change, **changes: object) -> Operation:
@@ -744,112 +764,15 @@ class Coordinator:
         return task
 
 
-def judge_lines(
-    command: Command, rows: tuple[Row, ...], replies: tuple[Reply, ...], rpc_pending: bool
-) -> list[Line]:
-    """What each process did about `command`: by its page where it has one, else by its reply."""
-    by_token = {reply.report.identity.token: reply for reply in replies if reply.report is not None}
-    anonymous = [reply.outcome for reply in replies if reply.report is None]
-    return [
-        _judge_line(command, row, by_token.get(row.token or ""), anonymous, rpc_pending)
-        for row in rows
-    ]
+def _without_maintain(board: Board) -> Board:
+    return replace(board, maintain=None)
 
 
-def _judge_line(
-    command: Command,
-    row: Row,
-    reply: Reply | None,
-    anonymous: list[Outcome],
-    rpc_pending: bool,
-) -> Line:
-    report = row.report
-    line = Line(row.key, row.roles, report.identity.pid if report else None, ok=False)
-    if report is None or row.state == "gone":
-        reason = row.reason
-        failure = next((o for o in anonymous if not o.ok), None)
-        if failure is not None:  # one that could not say who it is may be this one
-            return replace(
-                line, code=failure.code, detail=failure.detail, own_code=True, live=False
-            )
-        return replace(
-            line,
-            code=reason.code if reason else "no_agent",
-            detail=reason.detail if reason else None,
-            final=not rpc_pending,
-            live=False,
-        )
-    if reply is not None and not reply.outcome.ok:
-        return _failed(line, reply.outcome)
-    if row.page is None:
-        if reply is None:
-            detail = "it has no page, and no reply came from it"
-            return replace(line, code="no_reply", detail=detail, final=not rpc_pending)
-        return replace(line, ok=True, outcome=reply.outcome, detail=reply.outcome.detail)
-    return _judge_page(command, row, report, line, reply)
-
-
-def _judge_page(
-    command: Command, row: Row, report: Report, line: Line, reply: Reply | None
-) -> Line:
-    state = report.state
-    outcome = state.operation
-    if outcome is None or outcome.operation_id != command.operation_id:
-        outcome = None
-    if outcome is not None and not outcome.ok:
-        return _failed(line, outcome)
-    told = outcome or (reply.outcome if reply else None)
-    done = replace(line, ok=True, outcome=told, detail=told.detail if told else None)
-    if command.kind == "maintain":
-        if outcome is not None:
-            return done
-    elif command.kind == "lease":
-        remaining_ms = report.numbers.get("lease_remaining_ms")
-        if state.mode == "off" or state.generation != command.generation:
-            why = str(state.reason) if state.reason else "it is not under the policy any more"
-            return replace(line, code="not_in_policy", detail=why, own_code=False)
-        # lease_s was cut when the command was made, moments ago.
-        if remaining_ms is not None and _is_near(remaining_ms / 1000, command.lease_s):
-            return done
-    else:
-        if state.refused is not None and state.refused.generation == command.generation:
-            refused = state.refused
-            return replace(line, code=refused.code, detail=refused.detail, own_code=True)
-        if state.generation == command.generation:
-            if state.mode == MODE_OF_KIND[command.kind]:
-                return done
-            reason = state.reason
-            return replace(
-                line,
-                code=reason.code if reason else "other_mode",
-                detail=reason.detail if reason else f"it is in mode {state.mode}",
-                own_code=reason is not None,
-            )
-    why_not = row.reason
-    return replace(
-        line,
-        code=why_not.code if why_not and row.state in ("stale", "pending") else "no_answer",
-        detail=(
-            why_not.detail
-            if why_not and row.state in ("stale", "pending")
-            else "its page does not show it"
-        ),
-        final=False,
-    )
-
-
-def _is_near(remaining_s: float, wanted_s: float) -> bool:
-    return wanted_s - LEASE_TOLERANCE_S <= remaining_s <= wanted_s + 0.5
-
-
-def _failed(line: Line, outcome: Outcome) -> Line:
-    return replace(
-        line,
-        code=str(outcome.code or "failed"),
-        detail=outcome.detail,
-        outcome=outcome,
-        own_code=True,
-    )
+def _without_policy(board: Board, generation: int) -> Board:
+    """`board` without the policy of `generation`, unless another has taken its place."""
+    if board.policy is None or board.policy.generation != generation:
+        return board
+    return replace(board, policy=None, lease=None)
 
 
 def _failed_state(attempt: Attempt) -> str:

@@ -28,6 +28,8 @@ from gc_sidecar.server.transports import (
 )
 from gc_sidecar_agent.command import Command
 
+# What an engine's address says while nobody is there; a slow answer is no sign of that.
+DOWN_CODES = ("engine_unreachable", "engine_hung_up")
 RUNNING_METRIC, WAITING_METRIC = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
@@ -155,7 +157,12 @@ class Engines:
             self._http, engine.url, self._secret, self._timing.question_s
         )
         engine.cores = processes.cores
-        engine.was_down = not engine.discovery.reachable
+        if engine.discovery.reachable:
+            if engine.was_down and not processes.cores:
+                engine.desync = None  # it came back: another one
+            engine.was_down = False
+        elif engine.discovery.reasons[0].code in DOWN_CODES:
+            engine.was_down = True
         if engine.discovery.transport is None:
             doubled = max(self._timing.first_retry_s, engine.retry_s * 2)
             engine.retry_s = min(doubled, self._timing.last_retry_s)
@@ -165,14 +172,12 @@ class Engines:
             engine.proven_for = processes
 
     async def keep_contact(self, processes: Processes) -> None:
-        """Without pages only this tells that an engine went away and came back. Never raises."""
+        """Without pages only this tells that an engine went away. Never raises."""
         for engine in self._engines:
             if engine.discovery.transport is None and engine.desync is None:
                 continue
-            if await ask_contact(self._http, engine.url, self._timing.question_s):
-                if engine.was_down and not processes.cores:
-                    engine.desync = None
-            else:
+            fault = await ask_contact(self._http, engine.url, self._timing.question_s)
+            if fault is not None and fault.code in DOWN_CODES:
                 engine.was_down = True
                 engine.ask_at = 0.0
 
@@ -238,7 +243,7 @@ class Engines:
 
     def _note_fault(self, engine: _Engine, fault: EngineFault) -> None:
         engine.last_fault = _as_reason(fault)
-        if fault.code in ("engine_unreachable", "engine_hung_up"):
+        if fault.code in DOWN_CODES:
             engine.was_down = True
             engine.ask_at = 0.0
         elif not fault.sent and not fault.code.startswith("endpoint_"):

@@ -25,7 +25,7 @@ logger = logging.getLogger("gc_sidecar.server")
 BACKLOG = 128
 # Requests in flight get this long; whatever holds up the rest is cut off before two seconds have passed.
 GRACE_S = 1
-LAST_MOMENT_S = 1.7
+LAST_MOMENT_S = 1.4
 
 
 class ListenError(Exception):
@@ -89,6 +89,10 @@ async def _serve(services: Services, listeners: list[tuple[ASGIApp, socket.socke
                 for server, (_, sock) in zip(servers, listeners, strict=True)
             )
         )
+        if any(server.should_exit for server in servers):
+            # An operation that waits for the engine would be waited for, and a thread that reads a hung
+            # file system too. Neither has anything left to say to anybody.
+            os._exit(0)
 
 
 def _config(app: ASGIApp) -> uvicorn.Config:

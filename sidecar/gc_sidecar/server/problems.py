@@ -40,9 +40,7 @@ KINDS: Mapping[str, Kind] = {
         "The body is not declared as JSON",
         "send fields as query parameters, or as JSON with -H 'Content-Type: application/json'",
     ),
-    "not_found": Kind(
-        404, "No such route", "GET / of the control listener lists the routes"
-    ),
+    "not_found": Kind(404, "No such route", "GET / of the control listener lists the routes"),
     "operation_not_found": Kind(
         404, "No such operation", "GET /gc shows the running one; the last 256 are kept"
     ),

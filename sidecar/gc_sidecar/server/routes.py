@@ -164,7 +164,7 @@ async def _readiness(coordinator: Coordinator) -> Response:
     ]  # fmt: skip
     told = [reason_view(reason) for reason in reasons] + missing + starting
     nobody_reachable = coordinator.engines.transport in ("none", "unavailable")
-    if not roster.reports or nobody_reachable or starting or any(r.blocking for r in reasons):
+    if not roster.reports or nobody_reachable or starting:
         first = told[0]["detail"] if told else "the engine cannot be reached"
         raise Problem("not_ready", str(first), extra={"ready": False, "reasons": told})
     return _answer({"ready": True, "reasons": told})
@@ -258,6 +258,7 @@ def _base_url(request: Request) -> str:
 
 
 # --- errors that the framework finds ---
+
 
 async def show_problem(_request: Request, error: Exception) -> Response:
     """A Problem as its answer."""

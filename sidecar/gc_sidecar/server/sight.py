@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ MAXIMUM_PAGES = 4096
 
 @dataclass(frozen=True)
 class Reason:
-    """Something that stands in the way, for the status and for /readyz; `blocking` if nothing works so."""
+    """Something that stands in the way, for the status and for /readyz."""
 
     code: str
     detail: str
     remedy: str | None = None
-    blocking: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ def _directory_reason(run_dir: str, error: OSError) -> Reason:
     code, what, remedy = _DIRECTORY_FAULTS.get(
         error.errno or 0, ("run_dir_unreadable", f"cannot be read: {error.strerror}", None)
     )
-    return Reason(code, f"the run directory {run_dir} {what}", remedy, blocking=True)
+    return Reason(code, f"the run directory {run_dir} {what}", remedy)
 
 
 def _space_reason(run_dir: str) -> Reason | None:
@@ -227,11 +225,3 @@ def _space_reason(run_dir: str) -> Reason | None:
             "raise the volume's sizeLimit, or remove what does not belong there",
         )
     return None
-
-
-def is_directory(path: str) -> bool:
-    """Whether `path` is a directory, without raising."""
-    try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
-    except OSError:
-        return False

@@ -57,7 +57,7 @@ def status_table(status: dict[str, Any]) -> str:
         for row in status["processes"]
         if row["reason"]
     ]
-    return "\n".join([*lines, "", align(STATUS_COLUMNS, rows), *notes]) + "\n"
+    return printable("\n".join([*lines, "", align(STATUS_COLUMNS, rows), *notes]) + "\n")
 
 
 def operation_table(operation: dict[str, Any]) -> str:
@@ -78,7 +78,12 @@ def operation_table(operation: dict[str, Any]) -> str:
         )
         for line in operation["processes"]
     ]
-    return "\n".join([head, "", align(OPERATION_COLUMNS, rows)]) + "\n"
+    return printable("\n".join([head, "", align(OPERATION_COLUMNS, rows)]) + "\n")
+
+
+def printable(text: str) -> str:
+    """What a page says goes to a terminal: no control characters but our own line ends."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def align(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -106,6 +111,4 @@ def size(value: int | None) -> str:
 
 
 def _cell(value: Any) -> str:
-    # A page's text goes to a terminal: nothing but printable characters.
-    text = UNKNOWN if value is None else str(value)
-    return "".join(c if c.isprintable() else "?" for c in text)[:120]
+    return (UNKNOWN if value is None else str(value)).replace("\n", " ")[:120]

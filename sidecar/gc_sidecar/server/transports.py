@@ -139,13 +139,13 @@ def is_too_old(version: str) -> bool:
     return (int(match[1]), int(match[2])) < FLOOR
 
 
-async def ask_contact(http: httpx.AsyncClient, url: str, timeout_s: float) -> bool:
-    """Whether the engine at `url` answers HTTP; costs it no step."""
+async def ask_contact(http: httpx.AsyncClient, url: str, timeout_s: float) -> EngineFault | None:
+    """Why the engine at `url` does not answer HTTP; None where it does. Costs it no step."""
     try:
         await ask(http, "GET", f"{url}/version", timeout_s)
-    except EngineFault:
-        return False
-    return True
+    except EngineFault as fault:
+        return fault
+    return None
 
 
 async def _ask_version(http: httpx.AsyncClient, url: str, timeout_s: float) -> str | None:

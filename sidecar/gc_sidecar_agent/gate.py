@@ -1,0 +1,137 @@
+"""The environment gate: a policy for those who have no sidecar, entered when the engine has started.
+
+Only exact values act. A wrong one stops the engine at its start, with the variable's name and what it may hold,
+for a benchmark that silently ran without its policy would be worth nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gc_sidecar_agent.command import (
+    DEFAULT_INTERVAL_S,
+    DEFAULT_LEASE_S,
+    MAXIMUM_SECONDS,
+    MINIMUM_INTERVAL_S,
+    Command,
+)
+
+logger = logging.getLogger("vllm.gc_sidecar_agent")
+
+POLICY_VARIABLE = "GC_SIDECAR_POLICY"
+INTERVAL_VARIABLE = "GC_SIDECAR_INTERVAL_S"
+LEASE_VARIABLE = "GC_SIDECAR_LEASE_S"
+BUDGET_VARIABLE = "GC_SIDECAR_PAUSE_BUDGET_MS"
+# The names under which the policy was published. Where dynamo itself runs, it acts on them.
+PUBLISHED_POLICY_VARIABLE = "DYN_FPM_GC_POLICY"
+PUBLISHED_INTERVAL_VARIABLE = "DYN_FPM_GC_FREEZE_INTERVAL_S"
+
+POLICIES = ("off", "freeze", "budget")
+OWNER = "environment"
+DEFAULT_PAUSE_BUDGET_MS = 5.0
+
+
+class GateError(ValueError):
+    """An environment variable that cannot be acted on; stops the engine at its start."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the environment asks for. `policy` is one of POLICIES; times in seconds."""
+
+    policy: str = "off"
+    interval_s: float = DEFAULT_INTERVAL_S
+    lease_s: float = DEFAULT_LEASE_S
+    pause_budget_ms: float | None = None
+
+    def command(self, token: str) -> Command | None:
+        """The command that a process gives itself, None where the policy is off."""
+        if self.policy == "off":
+            return None
+        return Command(
+            kind=self.policy,
+            operation_id=f"{OWNER}-{token}",
+            generation=0,
+            owner=OWNER,
+            interval_s=self.interval_s,
+            lease_s=self.lease_s,
+            pause_budget_ms=self.pause_budget_ms,
+        )
+
+
+def read_gate(environment: Mapping[str, str], has_dynamo: Callable[[], bool] | None = None) -> Gate:
+    """What `environment` asks for. Raises GateError."""
+    policy_variable, interval_variable = POLICY_VARIABLE, INTERVAL_VARIABLE
+    if POLICY_VARIABLE not in environment and PUBLISHED_POLICY_VARIABLE in environment:
+        if (has_dynamo or _has_dynamo)():
+            logger.info(
+                "gc-sidecar: %s is left to dynamo, which is installed here; to have gc-sidecar act, set %s",
+                PUBLISHED_POLICY_VARIABLE,
+                POLICY_VARIABLE,
+            )
+            return Gate()
+        policy_variable = PUBLISHED_POLICY_VARIABLE
+        if INTERVAL_VARIABLE not in environment:
+            interval_variable = PUBLISHED_INTERVAL_VARIABLE
+    policy = environment.get(policy_variable, "off")
+    if policy not in POLICIES:
+        raise GateError(
+            f"{policy_variable}={policy!r} is not a policy: it may be {', '.join(POLICIES)},"
+            " or unset, which is off"
+        )
+    if policy == "off":
+        return Gate()
+    return Gate(
+        policy,
+        interval_s=_seconds(environment, interval_variable, DEFAULT_INTERVAL_S, MINIMUM_INTERVAL_S),
+        lease_s=_seconds(environment, LEASE_VARIABLE, DEFAULT_LEASE_S, 1.0),
+        pause_budget_ms=_budget(environment) if policy == "budget" else None,
+    )
+
+
+@functools.cache
+def this_gate() -> Gate:
+    """What this process's environment asks for, read once. Raises GateError."""
+    return read_gate(os.environ)
+
+
+def _seconds(
+    environment: Mapping[str, str], variable: str, default: float, minimum: float
+) -> float:
+    text = environment.get(variable)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        logger.warning(
+            "gc-sidecar: %s=%r is not a number of seconds; %g is used", variable, text, default
+        )
+        return default
+    return min(max(value, minimum), MAXIMUM_SECONDS)
+
+
+def _budget(environment: Mapping[str, str]) -> float:
+    text = environment.get(BUDGET_VARIABLE, str(DEFAULT_PAUSE_BUDGET_MS))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and 2 <= value <= 60_000):
+        raise GateError(f"{BUDGET_VARIABLE}={text!r}: it may be a number from 2 to 60000")
+    return value
+
+
+def _has_dynamo() -> bool:
+    try:
+        return importlib.util.find_spec("dynamo") is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,483 @@
+"""A stand-in for an engine: no vLLM, no garbage collection, but real pages, a real board and real HTTP.
+
+One helper process plays all processes of the engine, for a page's lock is only seen from another
+process. It follows commands like an agent does, and misbehaves as it is told to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from gc_sidecar_agent.board import BoardError, read_board
+from gc_sidecar_agent.command import METHOD, Command, Outcome, parse_command
+from gc_sidecar_agent.page import NONE, NUMBER_NAMES, create_page, page_name
+
+HELD_OFF = 1 << 30
+POLL_S = 0.01
+MODES = {"freeze": "freeze", "budget": "budget", "restore": "off"}
+
+
+class StandInEngine:
+    """The test's handle on the helper process."""
+
+    def __init__(self, **config: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(config)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def set(self, **behaviour: Any) -> None:
+        """How the engine as a whole behaves from now on; see Engine.behaviour."""
+        self._post({"engine": behaviour})
+
+    def set_process(self, name: str, **behaviour: Any) -> None:
+        """How one process behaves from now on: `worker-0-1` is the worker with dp rank 0 and rank 1."""
+        self._post({"process": name, "behaviour": behaviour})
+
+    def restart(self, name: str = "") -> None:
+        """End one process, or all of them, and start anew under another token."""
+        self._post({"restart": name})
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The commands that came over HTTP, and questions for `__dir__`, in their order."""
+        return list(self._get()["calls"])
+
+    def process(self, name: str) -> dict[str, Any]:
+        """What one process did so far: its state and the ids that it carried out."""
+        return dict(self._get()["processes"][name])
+
+    def stop(self) -> None:
+        """End everything."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _post(self, order: dict[str, Any]) -> None:
+        request = urllib.request.Request(f"{self.url}/stand_in", json.dumps(order).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            answer.read()
+
+    def _get(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.url}/stand_in", timeout=10) as answer:
+            return dict(json.loads(answer.read()))
+
+
+# --- the helper process ---
+
+
+class Process:
+    """One process of the engine, as far as its agent shows."""
+
+    def __init__(self, roles: list[str], dp_rank: int, rank: int, engine: Engine) -> None:
+        self.name = f"{roles[0]}-{dp_rank}-{rank}"
+        self.roles, self.dp_rank, self.rank = roles, dp_rank, rank
+        self.engine = engine
+        # fail, refuse: {"code", "detail", "kinds"}; deaf: ignores all; deaf_to_rpc, deaf_to_board;
+        # still: no heartbeat; slow_s; page_error: has none; starting; thresholds; dead; leave: a reason;
+        # silent: acts, but does not reply; lie: replies, but its page does not show it
+        self.behaviour: dict[str, Any] = dict(engine.at_birth.get(self.name, {}))
+        self.lock = threading.RLock()
+        self.born()
+
+    def born(self) -> None:
+        self.token = os.urandom(4).hex()
+        self.started_at = time.time()
+        self.mode, self.generation = "off", 0
+        self.command: Command | None = None
+        self.reason: dict[str, Any] | None = None
+        self.refused: dict[str, Any] | None = None
+        self.exits: dict[str, int] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        self.ran: list[str] = []
+        self.last: Outcome | None = None
+        self.lease_deadline: float | None = None
+        self.lease_sequence = 0
+        self.heartbeat = 0
+        self.page: Any = None
+        run_dir = self.engine.run_dir
+        if run_dir and not self.behaviour.get("page_error"):
+            name = page_name(self.roles[0], self.dp_rank, self.rank, time.time_ns())
+            self.page = create_page(run_dir, name)
+
+    def die(self) -> None:
+        if self.page is not None:
+            os.close(self.page.fd)
+            self.page = None
+
+    def carry_out(self, command: Command) -> Outcome:
+        if self.behaviour.get("slow_s"):
+            time.sleep(self.behaviour["slow_s"])
+        with self.lock:
+            outcome = self.outcomes.get(command.operation_id)
+            if outcome is None:
+                outcome = self._carry_out(command)
+                if command.kind not in ("observe", "lease"):
+                    self.outcomes[command.operation_id] = self.last = outcome
+                    self.ran.append(command.operation_id)
+            if not self.behaviour.get("lie"):
+                self.publish()
+            return outcome
+
+    def _carry_out(self, command: Command) -> Outcome:
+        outcome = Outcome(
+            command.operation_id, command.kind, command.generation, ok=True, pause_s=0.01,
+            collected_objects=7, resident_delta_bytes=-4096,
+        )  # fmt: skip
+        if command.kind == "observe":
+            return outcome
+        if command.kind == "lease":
+            if self.mode != "off":
+                self.lease_deadline = time.monotonic() + command.lease_s
+            return outcome
+        for key in ("fail", "refuse"):
+            refusal = self.behaviour.get(key)
+            if refusal and command.kind in refusal.get("kinds", ("freeze", "budget", "maintain")):
+                code, detail = refusal["code"], refusal.get("detail", "told to")
+                if key == "refuse":
+                    self.refused = {
+                        "generation": command.generation, "code": code, "detail": detail
+                    }  # fmt: skip
+                return Outcome(
+                    command.operation_id, command.kind, command.generation, False, code, detail
+                )
+        if command.kind == "maintain":
+            return outcome
+        if command.generation < self.generation:
+            return Outcome(
+                command.operation_id, command.kind, self.generation, False, "stale_generation"
+            )
+        self.mode, self.generation = MODES[command.kind], command.generation
+        self.command = None if self.mode == "off" else command
+        self.reason = self.refused = None
+        self.lease_deadline = None if self.mode == "off" else time.monotonic() + command.lease_s
+        return outcome
+
+    def poll(self) -> None:
+        with self.lock:
+            if self.page is None and not self.behaviour.get("page_error"):
+                return
+            if self.lease_deadline is not None and time.monotonic() >= self.lease_deadline:
+                self.leave("lease_expired")
+            if not self.behaviour.get("deaf") and not self.behaviour.get("deaf_to_board"):
+                self.follow_board()
+            if not self.behaviour.get("still"):
+                self.heartbeat += 1
+                self.publish()
+
+    def leave(self, code: str) -> None:
+        self.mode, self.command, self.lease_deadline = "off", None, None
+        self.reason = {"code": code, "detail": f"{code} in the stand-in"}
+        self.exits[code] = self.exits.get(code, 0) + 1
+
+    def follow_board(self) -> None:
+        if self.engine.run_dir is None or self.behaviour.get("starting"):
+            return
+        try:
+            board = read_board(self.engine.run_dir)
+        except (OSError, BoardError):
+            return
+        for wanted in (board.policy, board.maintain):
+            if wanted is None or wanted.operation_id in self.outcomes:
+                continue
+            if wanted.kind == "maintain" or wanted.generation > self.generation:
+                self.carry_out(wanted)
+        lease = board.lease
+        if lease is not None and board.policy is not None:
+            is_ours = board.policy.generation == self.generation and self.mode != "off"
+            if is_ours and lease.sequence > self.lease_sequence:
+                self.lease_sequence = lease.sequence
+                self.lease_deadline = time.monotonic() + lease.remaining_s
+
+    def publish(self) -> None:
+        if self.page is None:
+            return
+        report = self.report()
+        self.page.write_description(report["description"])
+        words = [report["numbers"][name] for name in NUMBER_NAMES]
+        import array
+
+        packed = array.array("q", [NONE if word is None else word for word in words])
+        self.page.write_numbers(memoryview(packed))
+        self.page.header[2] = report["collecting_since_ns"]
+
+    def report(self) -> dict[str, Any]:
+        command = self.command
+        third = HELD_OFF if self.mode == "freeze" else 10
+        numbers: dict[str, int | None] = dict.fromkeys(NUMBER_NAMES, 0)
+        thresholds = self.behaviour.get("thresholds") or (700, 10, third)
+        numbers.update(
+            heartbeat=self.heartbeat,
+            gc_enabled=1,
+            threshold0=thresholds[0],
+            threshold1=thresholds[1],
+            threshold2=thresholds[2],
+            lease_remaining_ms=(
+                None
+                if self.lease_deadline is None
+                else max(0, int((self.lease_deadline - time.monotonic()) * 1000))
+            ),
+            gen2_count=3, gen2_total_ns=900_000_000, gen2_max_ns=400_000_000,
+            auto_bucket9=2, auto_total_ns=800_000_000, requested_bucket0=1,
+            requested_total_ns=100_000, anonymous_bytes=1 << 20, growth_bytes=None,
+            device_allocated_bytes=None, freezes=1,
+        )  # fmt: skip
+        engine = self.engine
+        return {
+            "description": {
+                "identity": {
+                    "roles": self.roles, "dp_rank": self.dp_rank, "rank": self.rank,
+                    "pid": 1000 + self.rank, "host": "stand-in", "token": self.token,
+                    "started_at": self.started_at, "python": "3.11.7",
+                    "collector": "generational", "engine": f"vllm {engine.version}",
+                    "agent": "0.1.0", "page_error": self.behaviour.get("page_error"),
+                    "agent_error": None,
+                },
+                "topology": engine.topology(self),
+                "state": {
+                    "ready": not self.behaviour.get("starting"),
+                    "mode": self.mode, "generation": self.generation,
+                    "owner": command.owner if command else None,
+                    "entered_at": self.started_at if command else None,
+                    "interval_s": command.interval_s if command else None,
+                    "pause_budget_ms": None,
+                    "max_rss_growth_bytes": command.max_rss_growth_bytes if command else None,
+                    "reason": self.reason, "refused": self.refused, "collect_pending": False,
+                    "exits": self.exits,
+                    "operation": self.last.to_dict() if self.last else None,
+                },
+            },
+            "numbers": numbers,
+            "collecting_since_ns": self.behaviour.get("collecting_since_ns", 0),
+        }  # fmt: skip
+
+    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        outcome = self.carry_out(parse_command(request))
+        return {
+            "version": 1,
+            "operation_id": outcome.operation_id,
+            "outcome": outcome.to_dict(),
+            "report": self.report(),
+        }
+
+
+class Engine:
+    """All processes, and the HTTP surface of the API server."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.run_dir = config.get("run_dir")
+        self.version = config.get("version", "0.32.0")
+        self.dp_ranks = config.get("dp_ranks", list(range(config.get("dp", 1))))
+        self.workers = config.get("workers", 2)
+        self.api_servers = config.get("api_servers", 1)
+        # rpc: plugin, dev or none; token: where the plugin's secret lies; answer: how a call is answered;
+        # running and waiting: vLLM's metrics; names: what `__dir__` tells; hang: seconds before an
+        # answer; away: hangs up at once, as an engine that is being restarted does
+        self.behaviour: dict[str, Any] = {
+            "rpc": "plugin", "answer": "ok", "running": 0, "waiting": 0, "version_status": 200,
+            "names": [METHOD, "execute_method"], "token_file": config.get("token_file"),
+            **config.get("behaviour", {}),
+        }  # fmt: skip
+        self.calls: list[dict[str, Any]] = []
+        self.at_birth = config.get("processes", {})
+        one_process = config.get("one_process", False)
+        self.processes: list[Process] = []
+        if one_process:
+            roles = ["api_server", "engine_core", "worker"]
+            self.processes.append(Process(roles, 0, 0, self))
+        else:
+            for rank in range(self.api_servers):
+                self.processes.append(Process(["api_server"], 0, rank, self))
+            for dp_rank in self.dp_ranks:
+                self.processes.append(Process(["engine_core"], dp_rank, 0, self))
+                for rank in range(self.workers):
+                    self.processes.append(Process(["worker"], dp_rank, rank, self))
+        self.answers_twice = one_process
+
+    def find(self, name: str) -> Process:
+        return next(process for process in self.processes if process.name == name)
+
+    def topology(self, process: Process) -> dict[str, Any]:
+        # An engine core of a dense model knows itself alone, an API server knows all.
+        knows_all = "api_server" in process.roles
+        return {
+            "dp_ranks": self.dp_ranks if knows_all else [process.dp_rank],
+            "workers": self.workers,
+            "api_servers": self.api_servers,
+        }
+
+    def command(self, request: dict[str, Any]) -> list[Any]:
+        self.calls.append(request)
+        if self.behaviour.get("hang"):
+            time.sleep(self.behaviour["hang"])
+        heard = [
+            process
+            for process in self.processes
+            if not process.behaviour.get("dead")
+            and not process.behaviour.get("deaf")
+            and not process.behaviour.get("deaf_to_rpc")
+        ]
+        if self.behaviour["answer"] == "workers_of_first":
+            heard = [p for p in heard if "worker" in p.roles and p.dp_rank == 0]
+        replies: list[Any] = []
+        threads = []
+        for process in heard:
+            slot: list[Any] = []
+            replies.append((process, slot))
+            thread = threading.Thread(target=lambda p=process, s=slot: s.append(p.reply(request)))
+            thread.start()
+            threads.append(thread)
+        for thread in threads:
+            thread.join()
+        results = [slot[0] for process, slot in replies if not process.behaviour.get("silent")]
+        if self.answers_twice:
+            results = [*results, *results]
+        answer = self.behaviour["answer"]
+        if answer == "wrong_id":
+            results[-1]["operation_id"] = "of-another-call"
+        elif answer == "malformed":
+            results[-1] = "None"
+        return results
+
+    def poll_for_ever(self) -> None:
+        while True:
+            for process in self.processes:
+                if not process.behaviour.get("dead"):
+                    process.poll()
+            time.sleep(POLL_S)
+
+    def order(self, order: dict[str, Any]) -> None:
+        if "engine" in order:
+            self.behaviour.update(order["engine"])
+        elif "process" in order:
+            process = self.find(order["process"])
+            with process.lock:
+                process.behaviour.update(order["behaviour"])
+                if order["behaviour"].get("dead"):
+                    process.die()
+                if order["behaviour"].get("leave"):
+                    process.leave(order["behaviour"]["leave"])
+        else:
+            for process in self.processes:
+                if order["restart"] in ("", process.name):
+                    with process.lock:
+                        process.die()
+                        process.behaviour.pop("dead", None)
+                        process.born()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """vLLM's routes, our plugin's route, and the test's own."""
+
+    engine: Engine
+    protocol_version = "HTTP/1.0"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        behaviour = self.engine.behaviour
+        if behaviour.get("away") and self.path != "/stand_in":
+            self.connection.close()
+        elif self.path == "/stand_in":
+            processes = {
+                p.name: {"mode": p.mode, "generation": p.generation, "ran": p.ran, "token": p.token}
+                for p in self.engine.processes
+            }
+            self.answer(200, {"calls": self.engine.calls, "processes": processes})
+        elif self.path == "/version":
+            self.answer(behaviour["version_status"], {"version": self.engine.version})
+        elif self.path == "/gc_sidecar/command" and behaviour["rpc"] == "plugin":
+            self.answer(200, {"agent": "0.1.0", "method": METHOD})
+        elif self.path == "/metrics" and behaviour["running"] is not None:
+            text = (
+                "# HELP vllm:num_requests_running x\n"
+                f'vllm:num_requests_running{{engine="0",model_name="a b"}} {behaviour["running"]}\n'
+                f'vllm:num_requests_waiting{{engine="0",model_name="a b"}} {behaviour["waiting"]}\n'
+            )
+            self.answer(200, text)
+        else:
+            self.answer(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
+        behaviour = self.engine.behaviour
+        if self.path == "/stand_in":
+            self.engine.order(body)
+            self.answer(200, {})
+        elif behaviour.get("away"):
+            self.connection.close()
+        elif self.path == "/gc_sidecar/command" and behaviour["rpc"] == "plugin":
+            expected = Path(behaviour["token_file"]).read_text() if behaviour["token_file"] else ""
+            if self.headers.get("Authorization") != f"Bearer {expected}":
+                self.answer(401, {"code": "endpoint_token_wrong", "detail": "not the engine's"})
+            else:
+                self.answer_command(body)
+        elif self.path == "/collective_rpc" and behaviour["rpc"] == "dev":
+            if body["method"] == "__dir__":
+                self.engine.calls.append(body)
+                self.answer(200, {"results": [behaviour["names"]] * self.engine.workers})
+            else:
+                assert body["method"] == METHOD
+                assert set(body) == {"method", "args"}
+                self.answer_command(body["args"][0])
+        elif behaviour["rpc"].isdigit():
+            self.answer(int(behaviour["rpc"]), "")
+        else:
+            self.answer(404, {"detail": "Not Found"})
+
+    def answer_command(self, request: dict[str, Any]) -> None:
+        kind = self.engine.behaviour["answer"]
+        if kind.isdigit():
+            self.engine.calls.append(request)
+            self.answer(int(kind), "")
+        elif kind == "hang_up":
+            self.engine.command(request)
+            self.connection.close()
+        elif kind == "huge":
+            self.answer(200, "x" * (9 << 20))
+        elif kind == "redirect":
+            self.send_response(307)
+            self.send_header("Location", "http://127.0.0.1:1/")
+            self.end_headers()
+        else:
+            self.answer(200, {"results": self.engine.command(request)})
+
+    def answer(self, status: int, body: Any) -> None:
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        except OSError:
+            pass  # the caller did not wait
+
+
+def main() -> None:
+    """The helper process."""
+    engine = Engine(json.loads(sys.argv[1]))
+    Handler.engine = engine
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=engine.poll_for_ever, daemon=True).start()
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

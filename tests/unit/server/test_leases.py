@@ -1,0 +1,170 @@
+"""Leases: they are renewed, they end, and a sidecar that restarts takes them over from the board."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gc_sidecar_agent.board import Board, Lease, read_board, write_board
+from gc_sidecar_agent.command import Command
+from tests.unit.server.conftest import StartSidecar
+from tests.unit.server.stand_in import StandInEngine
+from tests.unit.server.test_requests import assert_problem
+
+pytestmark = pytest.mark.anyio
+
+StartEngine = Callable[..., StandInEngine]
+
+
+async def test_a_renewal_reaches_every_process_over_the_board(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    await sidecar.client.post("/gc/freeze?lease_s=50")
+    sequence = read_board(str(run_dir)).lease
+    answer = await sidecar.client.post("/gc/lease?lease_s=500")
+    assert answer.status_code == 200
+    assert all(process["ok"] for process in answer.json()["operation"]["processes"])
+    assert answer.json()["operation"]["generation"] == 1
+    renewed = read_board(str(run_dir)).lease
+    assert renewed is not None
+    assert sequence is not None
+    assert renewed.sequence > sequence.sequence
+    assert 498 < renewed.expires_at - time.time() <= 500
+    assert len(engine.calls()) == 1, "no RPC was needed"
+
+
+async def test_without_a_run_directory_a_renewal_goes_over_rpc(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
+    sidecar = await start_sidecar(engine, run_dir=None)
+    await sidecar.until_seen("dev", 4)
+    await sidecar.client.post("/gc/freeze?lease_s=50")
+    assert (await sidecar.client.post("/gc/lease?lease_s=500")).status_code == 200
+    last = engine.calls()[-1]
+    assert last["kind"] == "lease"
+    assert 498 < last["lease_s"] <= 500
+
+
+async def test_without_a_policy_there_is_nothing_to_renew(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    sidecar = await start_sidecar(start_engine())
+    await sidecar.until_seen("plugin", 4)
+    assert_problem(await sidecar.client.post("/gc/lease"), 409, "no_policy")
+
+
+async def test_a_process_that_left_the_policy_is_named_at_a_renewal(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    await sidecar.client.post("/gc/freeze")
+    engine.set_process("worker-0-1", leave="rss_growth")
+    await sidecar.until(lambda s: s["coverage"]["acknowledged"] == 3)
+    problem = assert_problem(await sidecar.client.post("/gc/lease"), 502, "incomplete_coverage")
+    assert problem["operation"]["processes"][3]["code"] == "not_in_policy"
+    assert "rss_growth" in problem["operation"]["processes"][3]["detail"]
+
+
+async def test_a_lease_that_ends_ends_the_desired_policy_too(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    await sidecar.client.post("/gc/freeze?lease_s=1")
+    status = await sidecar.until(lambda s: s["policy"]["mode"] == "off")
+    assert status["policy"]["reason"].startswith("lease_expired")
+    assert status["policy"]["lease_expires_at"] is None
+    assert status["policy"]["generation"] == 1
+    status = await sidecar.until(lambda s: s["coverage"]["acknowledged"] == 4)
+    assert {row["mode"] for row in status["processes"]} == {"off"}
+    await sidecar.until(lambda _: read_board(str(run_dir)).policy is None)
+    metrics = (await sidecar.open_client.get("/metrics")).text
+    assert (
+        'gc_sidecar_policy_exits_total{dp_rank="0",rank="1",reason="lease_expired",role="worker"} 1'
+        in metrics
+    )
+    assert_problem(await sidecar.client.post("/gc/lease"), 409, "no_policy")
+    again = await sidecar.client.post("/gc/freeze?owner=other")
+    assert again.status_code == 200, "an ended policy belongs to nobody"
+    assert again.json()["operation"]["generation"] == 2
+
+
+async def test_a_sidecar_that_restarts_takes_over_policy_owner_and_lease(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    first = await start_sidecar(engine)
+    await first.until_seen("plugin", 4)
+    await first.client.post("/gc/freeze?owner=bench-1&lease_s=500&interval_s=9")
+    before = (await first.status())["policy"]
+    second = await start_sidecar(engine)
+    after = (await second.status())["policy"]
+    for name in ("mode", "generation", "owner", "interval_s"):
+        assert after[name] == before[name]
+    assert after["lease_expires_at"][:18] == before["lease_expires_at"][:18]
+    assert after["entered_at"] is not None
+    assert (await second.status())["coverage"] == {"acknowledged": 4, "expected": 4}
+    assert_problem(await second.client.post("/gc/restore"), 409, "owned_by_other")
+    renewed = await second.client.post("/gc/lease?owner=bench-1&lease_s=900")
+    assert renewed.status_code == 200
+
+
+async def test_a_lease_that_ended_while_no_sidecar_ran_is_over(
+    start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    command = Command("freeze", "before", 5, owner="bench-1", lease_s=60)
+    write_board(str(run_dir), Board(policy=command, lease=Lease(3, 60.0, time.time() - 5)))
+    sidecar = await start_sidecar()
+    policy = (await sidecar.status())["policy"]
+    assert (policy["mode"], policy["generation"], policy["owner"]) == ("off", 5, None)
+    assert policy["reason"].startswith("lease_expired")
+
+
+async def test_a_damaged_board_is_told_and_written_anew(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    (run_dir / "board.json").write_text("{")
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    status = await sidecar.status()
+    assert "board_unreadable" in {reason["code"] for reason in status["reasons"]}
+    assert (await sidecar.client.post("/gc/freeze")).status_code == 200
+    assert read_board(str(run_dir)).policy is not None
+    assert (await sidecar.status())["reasons"] == []
+
+
+async def test_without_a_board_what_processes_have_is_taken_over(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
+    first = await start_sidecar(engine, run_dir=None)
+    await first.until_seen("dev", 4)
+    await first.client.post("/gc/freeze?owner=bench-1&lease_s=500")
+    second = await start_sidecar(engine, run_dir=None)
+    status = await second.until_seen("dev", 4)
+    assert status["policy"]["mode"] == "freeze"
+    assert status["policy"]["owner"] == "bench-1"
+    assert status["coverage"] == {"acknowledged": 4, "expected": 4}
+    answer = await second.client.post("/gc/restore?owner=bench-1")
+    assert answer.json()["operation"]["generation"] == 2
+
+
+async def test_generations_go_on_above_whatever_was_seen(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    write_board(str(run_dir), Board(policy=Command("restore", "before", 41)))
+    sidecar = await start_sidecar(start_engine())
+    await sidecar.until_seen("plugin", 4)
+    answer = await sidecar.client.post("/gc/freeze")
+    assert answer.json()["operation"]["generation"] == 42

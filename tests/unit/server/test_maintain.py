@@ -1,0 +1,161 @@
+"""Maintenance: per-process results, waiting for an idle engine, and going on after the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gc_sidecar_agent.board import Board, read_board, write_board
+from gc_sidecar_agent.command import Command
+from tests.unit.server.conftest import FAST, StartSidecar
+from tests.unit.server.stand_in import StandInEngine
+from tests.unit.server.test_requests import assert_problem
+
+pytestmark = pytest.mark.anyio
+
+StartEngine = Callable[..., StandInEngine]
+
+
+async def test_maintain_tells_what_every_process_reclaimed_and_changes_no_policy(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    await sidecar.client.post("/gc/freeze")
+    answer = await sidecar.client.post("/gc/maintain?operation_id=m&trim=true")
+    assert answer.status_code == 200
+    operation = answer.json()["operation"]
+    assert operation["generation"] == 1
+    for line in operation["processes"]:
+        assert (line["pause_s"], line["collected_objects"]) == (0.01, 7)
+        assert line["resident_delta_bytes"] == -4096
+    assert engine.calls()[-1]["trim"] is True
+    assert engine.process("worker-0-0")["ran"].count("m") == 1
+    assert (await sidecar.status())["policy"]["mode"] == "freeze"
+    board = read_board(str(run_dir))
+    assert board.maintain is None, "a process that starts later must not find it"
+    assert board.policy is not None
+
+
+async def test_a_collection_that_did_not_happen_is_told_with_its_code(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set_process("worker-0-1", fail={"code": "collector_busy", "detail": "in a finalizer"})
+    problem = assert_problem(await sidecar.client.post("/gc/maintain"), 502, "collector_busy")
+    assert problem["operation"]["state"] == "failed"
+    assert "rolled_back" not in problem
+    partial = await sidecar.client.post("/gc/maintain?allow_partial=true")
+    assert partial.json()["operation"]["state"] == "partial"
+
+
+async def test_it_waits_until_nothing_runs(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(behaviour={"running": 2, "waiting": 1})
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    change = asyncio.create_task(sidecar.client.post("/gc/maintain?when=idle"))
+    await sidecar.until(lambda status: status["operation"] is not None)
+    engine.set(running=0)
+    assert engine.calls() == []
+    engine.set(waiting=0)
+    assert (await change).status_code == 200
+    assert [call["kind"] for call in engine.calls()] == ["maintain"]
+
+
+async def test_an_engine_that_never_idles_is_left_alone(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(behaviour={"running": 2})
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    answer = await sidecar.client.post("/gc/maintain?when=idle&deadline_s=0.3")
+    problem = assert_problem(answer, 503, "not_idle")
+    assert "2 requests" in problem["detail"]
+    assert engine.calls() == []
+
+
+async def test_without_metrics_idleness_is_not_guessed(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(behaviour={"running": None})
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    answer = await sidecar.client.post("/gc/maintain?when=idle")
+    assert_problem(answer, 503, "idle_unknown")
+    board_only = await start_sidecar()
+    await board_only.until_seen("board", 4)
+    answer = await board_only.client.post("/gc/maintain?when=idle")
+    assert_problem(answer, 503, "idle_unknown")
+
+
+async def test_one_that_outlasts_its_deadline_is_answered_with_where_to_ask(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set_process("worker-0-0", slow_s=1.0)
+    answer = await sidecar.client.post("/gc/maintain?deadline_s=0.3&operation_id=long")
+    assert answer.status_code == 202
+    assert answer.headers["location"] == "/gc/operations/long"
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["operation"]["state"] == "running"
+    asked = await sidecar.client.get("/gc/operations/long")
+    assert asked.status_code == 200
+    assert asked.headers["retry-after"] == "1"
+    assert asked.json()["operation"]["state"] == "running"
+    assert_problem(await sidecar.client.post("/gc/restore"), 409, "operation_running")
+    await sidecar.until(lambda status: status["operation"] is None)
+    ended = (await sidecar.client.get("/gc/operations/long")).json()["operation"]
+    assert ended["state"] == "applied"
+    assert ended["duration_s"] >= 0.9
+
+
+async def test_what_goes_on_is_given_up_at_a_bound(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
+    timing = replace(FAST, background_limit_s=1.0)
+    sidecar = await start_sidecar(engine, timing=timing, run_dir=None)
+    await sidecar.until_seen("dev", 4)
+    engine.set(hang=60)
+    answer = await sidecar.client.post("/gc/maintain?deadline_s=0.3&operation_id=long")
+    assert answer.status_code == 202
+    started = time.monotonic()
+    await sidecar.until(lambda status: status["operation"] is None)
+    assert time.monotonic() - started < 3
+    ended = (await sidecar.client.get("/gc/operations/long")).json()["operation"]
+    assert ended["state"] == "unknown"
+    assert ended["code"] == "outcome_unknown"
+
+
+async def test_over_the_board_alone_the_deadline_ends_it(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar()
+    await sidecar.until_seen("board", 4)
+    engine.set_process("worker-0-1", deaf=True)
+    answer = await sidecar.client.post("/gc/maintain?deadline_s=0.5")
+    problem = assert_problem(answer, 502, "incomplete_coverage")
+    assert "worker dp0 rank 1" in problem["detail"]
+
+
+async def test_a_maintenance_that_a_dead_sidecar_left_is_not_run_again(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    write_board(str(run_dir), Board(maintain=Command("maintain", "orphan", 0)))
+    sidecar = await start_sidecar()
+    assert read_board(str(run_dir)).maintain is None
+    recorded = (await sidecar.client.get("/gc/operations/orphan")).json()["operation"]
+    assert recorded["state"] == "unknown"

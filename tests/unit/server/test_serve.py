@@ -1,0 +1,197 @@
+"""`gc-sidecar serve` as its users start it: a process with two listeners that leaves when it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.server.stand_in import StandInEngine
+
+StartEngine = Callable[..., StandInEngine]
+
+
+class Serve:
+    """The process, once it listens."""
+
+    def __init__(self, *args: str, **environment: str) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GC_SIDECAR_")}
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gc_sidecar", "serve", "--port", "0", *args],
+            env={**env, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[dict[str, Any]] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(json.loads(line))
+            if self.lines[-1].get("event") == "listening":
+                break
+        else:
+            pytest.fail(f"it ended before it listened: {self.lines}")
+        self.control, self.open = self.lines[-1]["control"], self.lines[-1]["open"]
+
+    def post(self, path: str) -> dict[str, Any]:
+        request = urllib.request.Request(self.control + path, method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return dict(json.loads(answer.read()))
+
+    def get(self, url: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
+        """Exit code and seconds until it had ended."""
+        started = time.monotonic()
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=10)
+        took = time.monotonic() - started
+        assert self.process.stderr is not None
+        self.lines += [json.loads(line) for line in self.process.stderr]
+        self.process.stderr.close()
+        return code, took
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serve]]:
+    running: list[Serve] = []
+
+    def start(*args: str, **environment: str) -> Serve:
+        running.append(Serve(*args, **environment))
+        return running[-1]
+
+    yield start
+    for each in running:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+        assert each.process.stderr is not None
+        each.process.stderr.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_two_listeners_and_one_log_line_an_operation(
+    serve: Callable[..., Serve], start_engine: StartEngine, run_dir: Path
+) -> None:
+    engine = start_engine()
+    sidecar = serve(
+        "--run-dir", str(run_dir), "--engine-url", engine.url, "--open-port", "0"
+    )  # fmt: skip
+    until(lambda: sidecar.get(f"{sidecar.open}/readyz")[0] == 200)
+    assert sidecar.post("/gc/freeze?owner=me&operation_id=mine")["operation"]["state"] == "applied"
+    assert sidecar.get(f"{sidecar.open}/gc")[0] == 404
+    assert "gc_sidecar_coverage_ratio 1.0" in sidecar.get(f"{sidecar.open}/metrics")[1]
+    code, took = sidecar.stop()
+    assert code == 0
+    assert took < 2
+    lines = [line for line in sidecar.lines if line.get("event") == "operation"]
+    assert len(lines) == 1
+    assert lines[0]["id"] == "mine"
+    assert lines[0]["kind"] == "freeze"
+    assert lines[0]["state"] == "applied"
+    assert lines[0]["coverage"] == "4/4"
+    assert lines[0]["owner"] == "me"
+    assert engine.process("worker-0-0")["mode"] == "freeze", "the lease ends it, not our end"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_leaves_within_two_seconds_while_an_operation_hangs(
+    serve: Callable[..., Serve], start_engine: StartEngine, number: int
+) -> None:
+    engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
+    sidecar = serve("--engine-url", engine.url)
+    until(lambda: '"dev"' in sidecar.get(f"{sidecar.control}/gc")[1])
+    engine.set(hang=60)
+
+    def freeze() -> None:
+        try:
+            sidecar.post("/gc/freeze")
+        except OSError:
+            pass
+
+    caller = threading.Thread(target=freeze)
+    caller.start()
+    until(lambda: '"running"' in sidecar.get(f"{sidecar.control}/gc")[1])
+    code, took = sidecar.stop(number)
+    caller.join()
+    assert code == 0
+    assert took < 2
+
+
+def test_it_leaves_within_two_seconds_while_a_client_dawdles(
+    serve: Callable[..., Serve], run_dir: Path
+) -> None:
+    sidecar = serve("--run-dir", str(run_dir))
+    port = int(sidecar.control.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(b"POST /gc/freeze HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        code, took = sidecar.stop()
+    assert code == 0
+    assert took < 2
+
+
+def test_flags_come_from_the_environment_too(serve: Callable[..., Serve], run_dir: Path) -> None:
+    sidecar = serve(
+        GC_SIDECAR_RUN_DIR=str(run_dir), GC_SIDECAR_OPEN_PORT="0", GC_SIDECAR_HOST="localhost"
+    )
+    assert sidecar.lines[-1]["run_dir"] == str(run_dir)
+    assert sidecar.get(f"{sidecar.open}/healthz") == (200, '{\n  "status": "ok"\n}\n')
+
+
+def run_serve(*args: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GC_SIDECAR_")}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.run(
+        [sys.executable, "-m", "gc_sidecar", "serve", *args],
+        env=env, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+
+
+def test_beyond_loopback_it_does_not_start_without_a_token(tmp_path: Path) -> None:
+    refused = run_serve("--host", "0.0.0.0")
+    assert refused.returncode == 2
+    assert "--token-file" in refused.stderr
+    for content in (None, "", "two words"):
+        path = tmp_path / "token"
+        if content is not None:
+            path.write_text(content)
+        refused = run_serve("--host", "0.0.0.0", "--token-file", str(path))
+        assert refused.returncode == 2
+        assert str(path) in refused.stderr
+
+
+def test_an_address_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        failed = run_serve("--port", port)
+    assert failed.returncode == 1
+    assert f"127.0.0.1:{port}" in failed.stderr
+
+
+def test_the_help_teaches() -> None:
+    shown = run_serve("--help")
+    assert shown.returncode == 0
+    for word in ("--engine-url", "--run-dir", "--token-file", "curl -X POST", "GC_SIDECAR_RUN_DIR"):
+        assert word in shown.stdout

@@ -1,0 +1,273 @@
+"""What is seen: the state of each process, and why something cannot be seen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gc_sidecar.server.sight import Sight
+from gc_sidecar_agent.page import PAGE_BYTES
+from tests.unit.server.conftest import Sidecar, StartSidecar
+from tests.unit.server.stand_in import StandInEngine
+
+pytestmark = pytest.mark.anyio
+
+StartEngine = Callable[..., StandInEngine]
+
+
+def row(status: dict[str, Any], name: str) -> dict[str, Any]:
+    for process in status["processes"]:
+        if f"{process['role']}-{process['dp_rank']}-{process['rank']}" == name:
+            return dict(process)
+    raise AssertionError(f"{name} has no row")
+
+
+async def until_state(sidecar: Sidecar, name: str, state: str) -> dict[str, Any]:
+    status = await sidecar.until(
+        lambda s: (
+            any(p["state"] == state for p in s["processes"]) and row(s, name)["state"] == state
+        )
+    )
+    return row(status, name)
+
+
+async def codes(sidecar: Sidecar) -> set[str]:
+    return {reason["code"] for reason in (await sidecar.status())["reasons"]}
+
+
+async def test_a_process_that_stands_still_is_stale_and_then_well_again(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set_process("worker-0-1", still=True)
+    stale = await until_state(sidecar, "worker-0-1", "stale")
+    assert stale["reason"].startswith("no_heartbeat")
+    engine.set_process("worker-0-1", still=False)
+    await until_state(sidecar, "worker-0-1", "applied")
+
+
+async def test_a_process_in_a_long_collection_is_not_stale_and_shows_for_how_long(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set_process("worker-0-1", collecting_since_ns=123)
+    await sidecar.until(lambda s: row(s, "worker-0-1")["collecting_for_s"] is not None)
+    engine.set_process("worker-0-1", still=True)
+    status = await sidecar.until(
+        lambda s: (row(s, "worker-0-1")["collecting_for_s"] or 0) > 2 * 0.5
+    )
+    assert row(status, "worker-0-1")["state"] == "applied"
+    assert row(status, "worker-0-0")["collecting_for_s"] is None
+    metrics = (await sidecar.open_client.get("/metrics")).text
+    line = next(
+        text
+        for text in metrics.splitlines()
+        if text.startswith('gc_sidecar_in_progress_seconds{dp_rank="0",rank="1",role="worker"}')
+    )
+    assert float(line.split()[1]) > 1.0
+
+
+async def test_a_process_that_ended_is_gone_and_its_successor_takes_its_place(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(behaviour={"rpc": "none"})
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("board", 4)
+    await sidecar.client.post("/gc/freeze")
+    engine.set_process("worker-0-1", dead=True)
+    gone = await until_state(sidecar, "worker-0-1", "gone")
+    assert gone["reason"].startswith("process_gone")
+    assert (await sidecar.status())["coverage"] == {"acknowledged": 3, "expected": 4}
+    engine.set_process("worker-0-1", starting=True)
+    engine.restart("worker-0-1")
+    drifted = await until_state(sidecar, "worker-0-1", "drifted")
+    assert drifted["reason"].startswith("restarted")
+    engine.set_process("worker-0-1", starting=False)
+    await until_state(sidecar, "worker-0-1", "applied")
+    metrics = (await sidecar.open_client.get("/metrics")).text
+    series = 'gc_sidecar_observed_generation{dp_rank="0",rank="1",role="worker"}'
+    assert metrics.count(series) == 1, "a restart leaves no dead series"
+
+
+async def test_thresholds_that_do_not_fit_are_drift(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set_process("worker-0-1", thresholds=[700, 10, 1 << 30])
+    off = await until_state(sidecar, "worker-0-1", "drifted")
+    assert off["reason"].startswith("thresholds_changed")
+    assert off["gc"]["threshold"] == [700, 10, 1 << 30]
+    await sidecar.client.post("/gc/freeze?allow_partial=true")
+    await until_state(sidecar, "worker-0-1", "applied")
+    engine.set_process("worker-0-1", thresholds=[700, 10, 10])
+    await until_state(sidecar, "worker-0-1", "drifted")
+    engine.set_process("worker-0-1", thresholds=[1, 0, 0])  # armed, for a moment
+    await until_state(sidecar, "worker-0-1", "applied")
+
+
+async def test_leftovers_of_an_earlier_larger_engine_are_not_expected(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    start_engine(workers=4).stop()
+    engine = start_engine(workers=2)
+    sidecar = await start_sidecar(engine)
+    status = await sidecar.until_seen("plugin", 4)
+    assert {process["state"] for process in status["processes"]} == {"applied"}
+
+
+async def test_a_truncated_page_is_named_and_its_process_uncovered(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    engine = start_engine(behaviour={"rpc": "none"})
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("board", 4)
+    engine.set_process("worker-0-1", still=True)
+    page = next(run_dir.glob("worker-dp0-r1-*.page"))
+    os.truncate(page, 100)
+    lost = await until_state(sidecar, "worker-0-1", "uncovered")
+    assert lost["reason"].startswith("page_truncated")
+    assert "truncated: 100 of" in lost["reason"]
+    assert "page_truncated" in await codes(sidecar)
+    assert "gc_sidecar_unreadable_pages 1.0" in (await sidecar.open_client.get("/metrics")).text
+
+
+async def test_a_page_of_a_newer_version_is_named(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    engine = start_engine(behaviour={"rpc": "none"})
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("board", 4)
+    page = next(run_dir.glob("worker-dp0-r1-*.page"))
+    with open(page, "r+b") as file:
+        file.seek(8)
+        file.write(struct.pack("<q", 99))
+    lost = await until_state(sidecar, "worker-0-1", "uncovered")
+    assert lost["reason"].startswith("page_version")
+
+
+async def test_whatever_lies_in_the_run_directory_stops_nothing(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"\0" * PAGE_BYTES)
+    (run_dir / "worker-dp9-r1-1-00000001.page").symlink_to(outside)
+    os.mkfifo(run_dir / "worker-dp9-r2-1-00000002.page")
+    (run_dir / "worker-dp9-r3-1-00000003.page").mkdir()
+    (run_dir / "worker-dp9-r4-1-00000004.page").write_bytes(os.urandom(PAGE_BYTES))
+    (run_dir / f"worker-dp{'9' * 200}-r4-1-00000005.page").write_bytes(b"")
+    (run_dir / "something else").write_text("x")
+    sidecar = await start_sidecar(start_engine())
+    await sidecar.until_seen("plugin", 4)
+    assert (await sidecar.client.post("/gc/freeze")).status_code == 200
+    assert len(sidecar.services.coordinator.sight.snapshot.unreadable) == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda path: None, "run_dir_missing"),
+        (lambda path: path.write_text(""), "run_dir_not_a_directory"),
+        (lambda path: path.mkdir(), "no_pages"),
+    ],
+)
+async def test_why_nothing_is_seen_is_told(
+    start_sidecar: StartSidecar, tmp_path: Path, make: Callable[[Path], None], code: str
+) -> None:
+    path = tmp_path / "elsewhere"
+    make(path)
+    sidecar = await start_sidecar(run_dir=str(path))
+    assert code in await codes(sidecar)
+    ready = await sidecar.open_client.get("/readyz")
+    assert ready.status_code == 503
+    assert code in {reason["code"] for reason in ready.json()["reasons"]}
+
+
+async def test_an_unreadable_run_directory_is_told(
+    start_sidecar: StartSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("gc_sidecar.server.sight.list_pages", refuse)
+    sidecar = await start_sidecar()
+    assert "run_dir_unreadable" in await codes(sidecar)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [({"f_bavail": 0}, "run_dir_full"), ({"f_flag": os.ST_RDONLY}, "run_dir_read_only")],
+)
+async def test_a_full_or_read_only_run_directory_is_told(
+    start_sidecar: StartSidecar,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, int],
+    code: str,
+) -> None:
+    class Status:
+        f_bavail, f_favail, f_files, f_flag = 1, 1, 1, 0
+
+    for name, value in fields.items():
+        setattr(Status, name, value)
+    monkeypatch.setattr("gc_sidecar.server.sight.os.statvfs", lambda _: Status)
+    sidecar = await start_sidecar()
+    assert code in await codes(sidecar)
+
+
+async def test_a_run_directory_that_comes_later_is_used(
+    start_engine: StartEngine, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    path = tmp_path / "later"
+    sidecar = await start_sidecar(run_dir=str(path))
+    assert {"run_dir_missing", "run_dir_not_writable"} <= await codes(sidecar)
+    path.mkdir()
+    start_engine(run_dir=str(path), token_file=None)
+    await sidecar.until_seen("board", 4)
+    await sidecar.until(lambda s: s["reasons"] == [])
+    assert (path / "endpoint.token").stat().st_mode & 0o777 == 0o640
+
+
+async def test_with_a_broken_run_directory_rpc_still_controls(
+    start_engine: StartEngine, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "nowhere")
+    error = f"no page in {missing}: No such file or directory"
+    names = ("api_server-0-0", "engine_core-0-0", "worker-0-0")
+    engine = start_engine(
+        run_dir=None,
+        workers=1,
+        behaviour={"rpc": "dev"},
+        processes={name: {"page_error": error} for name in names},
+    )
+    sidecar = await start_sidecar(engine, run_dir=missing)
+    await sidecar.until_seen("dev", 3)
+    assert {"run_dir_missing", "page_error"} <= await codes(sidecar)
+    for path in ("freeze", "maintain", "restore"):
+        answer = await sidecar.client.post(f"/gc/{path}")
+        assert answer.status_code == 200, answer.text
+    shutil.rmtree(missing, ignore_errors=True)
+
+
+def test_no_clock_of_another_process_is_subtracted(
+    start_engine: StartEngine, run_dir: Path
+) -> None:
+    engine = start_engine(workers=1)
+    engine.set_process("worker-0-0", collecting_since_ns=5)
+    now = 1000.0
+    sight = Sight(str(run_dir), clock=lambda: now)
+    while not any(page.collecting_s is not None for page in sight.read().pages):
+        pass
+    now += 7.0
+    page = next(page for page in sight.read().pages if page.collecting_s is not None)
+    assert page.collecting_s == 7.0
