@@ -78,7 +78,9 @@ def run_tests(version: str, python: Path) -> bool:
         *("-p", "no:cacheprovider"),
         f"--junitxml=build/junit-agent-{version}.xml",
     ]
-    return subprocess.run(command, cwd=REPOSITORY, check=False).returncode == 0
+    # For the processes that tests start: pytest's own `pythonpath` reaches only itself.
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY / "sidecar")}
+    return subprocess.run(command, cwd=REPOSITORY, env=env, check=False).returncode == 0
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from gc_sidecar_agent.cli import Verb, dispatch
 VERBS = {
     "serve": Verb("gc_sidecar.commands.serve", "run the sidecar beside an engine"),
     **CLIENT_VERBS,
+    "doctor": Verb("gc_sidecar.commands.doctor", "find what keeps sidecar and engine apart"),
     "install-agent": Verb(
         "gc_sidecar.commands.install_agent", "write the directory that vLLM loads the agent from"
     ),

@@ -49,6 +49,7 @@ VERBS = {
     "freeze": Verb("gc_sidecar_agent.commands.freeze", "no automatic full collection from now on"),
     "maintain": Verb("gc_sidecar_agent.commands.maintain", "collect once now, or when idle"),
     "restore": Verb("gc_sidecar_agent.commands.restore", "put every process back as it was found"),
+    "doctor": Verb("gc_sidecar_agent.commands.doctor", "find what keeps the agent out of vLLM"),
 }
 
 

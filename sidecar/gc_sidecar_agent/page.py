@@ -193,6 +193,10 @@ class PageWriter:
                 os.unlink(self.path)
         except OSError:
             pass
+        self.close()
+
+    def close(self) -> None:
+        """Write no more. Where this is the writer's own process, its lock is gone with it."""
         fd, self.fd = self.fd, -1  # never again: its number may soon be another file's
         if fd >= 0:
             os.close(fd)

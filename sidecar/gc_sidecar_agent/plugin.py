@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from gc_sidecar_agent.agent import Topology, this_process
-from gc_sidecar_agent.command import METHOD, PROTOCOL_VERSION, Command
+from gc_sidecar_agent.agent import Topology, reply_dict, this_process
+from gc_sidecar_agent.command import METHOD, Command, Outcome
 from gc_sidecar_agent.gate import this_gate
 
 logger = logging.getLogger("vllm.gc_sidecar_agent")
@@ -204,21 +204,15 @@ def _command_all(core: Any, request: Any) -> list[Any]:
     return [own, *replies]
 
 
-def _rpc_failure(request: Any, error: Exception) -> dict[str, Any]:
+def _failure(request: Any, code: str, detail: str) -> dict[str, Any]:
+    """The reply of processes that cannot say themselves what happened."""
     request = request if isinstance(request, dict) else {}
-    return {
-        "version": PROTOCOL_VERSION,
-        "operation_id": request.get("operation_id"),
-        "outcome": {
-            "operation_id": request.get("operation_id"),
-            "kind": request.get("kind"),
-            "generation": 0,
-            "ok": False,
-            "code": "worker_rpc_failed",
-            "detail": f"{type(error).__name__}: {error}"[:500],
-        },
-        "report": None,
-    }
+    operation_id, kind = str(request.get("operation_id", "")), str(request.get("kind", "unknown"))
+    return reply_dict(Outcome(operation_id, kind, 0, ok=False, code=code, detail=detail), None)
+
+
+def _rpc_failure(request: Any, error: Exception) -> dict[str, Any]:
+    return _failure(request, "worker_rpc_failed", f"{type(error).__name__}: {error}"[:500])
 
 
 class _BusyLoopMail:
@@ -298,8 +292,11 @@ def hook_async_llm(module: ModuleType) -> None:
 def _start_api_server(client: Any, client_index: int | None, engine: str) -> None:
     config = client.vllm_config.parallel_config
     rank = client_index if client_index is not None else getattr(config, "_api_process_rank", 0)
+    # With a load balancer outside, each launch has an API server of its own and the same rank 0.
+    dp_rank = _dp_rank(config) if getattr(config, "local_engines_only", False) else 0
+    topology = _topology(config, is_api_server=True)
     agent = this_process()
-    agent.start("api_server", 0, max(0, int(rank)), _topology(config), engine)
+    agent.start("api_server", dp_rank, max(0, int(rank)), topology, engine)
     agent.set_ready()
 
 
@@ -329,10 +326,8 @@ async def _ask_each_engine(
     if not getattr(client, "_gc_sidecar_method_is_there", False):
         names = await _call_each_engine(engine_core, client, original, "__dir__", ())
         if not all(METHOD in worker for engine in names for worker in engine):
-            missing = RuntimeError("a worker runs without the agent; nothing was sent")
-            failure = _rpc_failure(request, missing)
-            failure["outcome"]["code"] = "no_agent"
-            return [[failure]]
+            detail = "a worker runs without the agent; nothing was sent"
+            return [[_failure(request, "no_agent", detail)]]
         client._gc_sidecar_method_is_there = True
     return await _call_each_engine(engine_core, client, original, METHOD, (request,))
 
@@ -362,24 +357,26 @@ def _dp_rank(config: Any) -> int:
     return int(index if index is not None else getattr(config, "data_parallel_rank", 0))
 
 
-def _topology(config: Any) -> Topology:
+def _topology(config: Any, is_api_server: bool = False) -> Topology:
     """The processes that this configuration tells of.
 
     An engine core of a dense model with data parallelism sees itself alone (vLLM reconfigures it so); its API
-    servers see all ranks. With a load balancer outside, each launch has its own ranks only.
+    servers see all ranks. With a load balancer outside, each launch has its own ranks only, and only its API
+    servers know under which rank they go.
     """
     size = int(getattr(config, "data_parallel_size", 1))
     own = _dp_rank(config)
+    local_only = bool(getattr(config, "local_engines_only", False))
+    dp_ranks = tuple(range(size))
     if size == 1:
-        dp_ranks: tuple[int, ...] = (own,)
-    elif getattr(config, "local_engines_only", False):
-        local = int(getattr(config, "data_parallel_size_local", 1))
-        dp_ranks = tuple(range(own, own + local)) if local > 1 else (own,)
-    else:
-        dp_ranks = tuple(range(size))
+        dp_ranks = (own,)
+    elif local_only:
+        dp_ranks = tuple(range(own, own + int(getattr(config, "data_parallel_size_local", 1))))
     api_servers: int | None = int(getattr(config, "_api_process_count", 1))
     if "--headless" in sys.argv or os.environ.get("VLLM_USE_RUST_FRONTEND", "0") == "1":
         api_servers = 0  # they live elsewhere, or are not Python
+    elif local_only and not is_api_server:
+        api_servers = None
     return Topology(dp_ranks, int(getattr(config, "world_size", 1)), api_servers)
 
 

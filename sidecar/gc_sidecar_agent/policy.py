@@ -178,16 +178,14 @@ class Policy:
         finally:
             self._lock.release()
 
-    def reset_after_fork(self) -> None:
-        """In a forked child: its parent's policy is not its own. No collection, only what is instant."""
-        self._lock = threading.Lock()
-        if self.mode != OFF:
+    def leave_behind(self) -> None:
+        """In a forked child: the parent's policy is not its own. No collection, only what is instant."""
+        freeze_again = self._refreeze_pending
+        if self.mode != OFF and self._found is not None:
             self._put_back()
-            if self._found is not None and self._found.frozen:
-                gc.freeze()
-        elif self._refreeze_pending:
+            freeze_again = self._found.frozen
+        if freeze_again:
             gc.freeze()
-        self.__init__(self._meter, self._collector)  # type: ignore[misc]
 
     def description(self) -> dict[str, Any]:
         """The policy's part of the page, JSON-safe."""

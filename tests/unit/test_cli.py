@@ -203,7 +203,7 @@ def play(
         monkeypatch.setattr(demo, "start_sidecar", lambda stage, engine: Client(sidecar.url))
         before = signal.getsignal(signal.SIGTERM)
         try:
-            code = main(["demo"])
+            code = main(["demo", "--engine", "vllm"])
         finally:
             signal.signal(signal.SIGTERM, before)
     return code, list(tmp_path.iterdir())
@@ -288,6 +288,6 @@ def test_the_demo_without_a_vllm_is_wrong_usage(
 ) -> None:
     monkeypatch.delenv("GC_SIDECAR_VLLM_PYTHON", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert main(["demo", *arguments]) == 2
+    assert main(["demo", "--engine", "vllm", *arguments]) == 2
     assert "vLLM" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,7 +110,7 @@ def test_maintain_reclaims_a_cycle_that_was_frozen(tp2: Scene, sidecar: SidecarP
     wait_for("two ticks", lambda: freezes() >= frozen_at_planting + 2)
     alive = "import gc\nresult = witness() is not None"
     tp2.probe.run("del planted", worker)
-    assert tp2.probe.run("gc.collect()\n" + alive, worker) == {"worker-0-1": True}
+    assert tp2.probe.run("import gc\ngc.collect()\n" + alive, worker) == {"worker-0-1": True}
 
     code, body = sidecar.post("/gc/maintain", {"when": "idle"})
     assert code == 200, body
@@ -190,6 +193,12 @@ def test_a_freeze_that_fails_leaves_thresholds_as_found_and_says_why(
     code, body = sidecar.post("/gc/freeze")
     assert code == 502, body
     assert body["code"] == "freeze_failed"
+    # On the page and in the status, although everything was rolled back since.
+    assert tp2.run_dir is not None
+    name = next(n for n in list_pages(str(tp2.run_dir)) if n.startswith("worker-dp0-r1-"))
+    reason = read_page(str(tp2.run_dir), name).description["state"]["reason"]
+    assert reason["code"] == "freeze_failed"
+    assert "no freeze today" in rows_of(sidecar.status())["worker-0-1"]["reason"]
     assert rows_of(body["operation"])["worker-0-1"]["code"] == "freeze_failed"
     assert "no freeze today" in rows_of(body["operation"])["worker-0-1"]["detail"]
     tp2.probe.run(tp2.probe.only(worker, "gc.freeze = real_freeze"), pids)
@@ -270,6 +279,61 @@ def test_a_lease_that_ends_restores_every_process_without_a_sidecar(
         short_lived.wait_for_coverage(4)
         assert short_lived.post("/gc/freeze", {"lease_s": 3, "force": True})[0] == 200
     wait_for("all are as found", lambda: tp2.gc_state(pids) == before, deadline_s=10)
+
+
+def test_the_callback_makes_no_system_call_in_a_worker(tp2: Scene, sidecar: SidecarProcess) -> None:
+    pids = pids_of(sidecar.status())
+    worker = pids["worker-0-0"]
+    trace = tp2.directory / "strace.txt"
+    with trace.open("wb") as out:
+        strace = subprocess.Popen(
+            ["strace", "-f", "-p", str(worker)], stdin=subprocess.DEVNULL, stderr=out
+        )
+    try:
+        wait_for("strace is attached", lambda: b"attached" in trace.read_bytes())
+        # On one thread, between two calls that are easy to find: young and full collections alike.
+        code = (
+            "import gc, os\n"
+            "os.getppid()\n"
+            "for _ in range(2000):\n"
+            "    gc.collect(0)\n"
+            "gc.collect()\n"
+            "os.getppid()\n"
+        )
+        tp2.probe.run(tp2.probe.only(worker, code), {"worker-0-0": worker}, deadline_s=120)
+        wait_for("it is all written", lambda: trace.read_bytes().count(b"getppid()") >= 2)
+    finally:
+        strace.terminate()
+        strace.wait()
+    lines = trace.read_text(errors="replace").splitlines()
+    markers = [line for line in lines if "getppid()" in line]
+    assert len(markers) == 2, markers
+    thread = markers[0].split("]")[0] + "]"
+    assert markers[1].startswith(thread)
+    between = lines[lines.index(markers[0]) + 1 : lines.index(markers[1])]
+    calls = [line for line in between if line.startswith(thread)]
+    # Others run meanwhile and want the GIL: handing it over is CPython's own doing, not the callback's.
+    of_the_callback = [
+        line for line in calls if "futex(" not in line and "futex resumed" not in line
+    ]
+    assert of_the_callback == []
+
+
+def test_a_damaged_page_of_a_stopped_process_is_told(tp2: Scene, sidecar: SidecarProcess) -> None:
+    assert tp2.run_dir is not None
+    pid = pids_of(sidecar.status())["worker-0-1"]
+    name = next(n for n in list_pages(str(tp2.run_dir)) if n.startswith("worker-dp0-r1-"))
+    os.kill(pid, signal.SIGSTOP)  # it cannot make a new one meanwhile
+    try:
+        (tp2.run_dir / name).write_bytes(b"")
+
+        def told() -> list[str]:
+            return [reason["detail"] for reason in sidecar.status()["reasons"]]
+
+        wait_for("it is told", lambda: any(name in d and "truncated" in d for d in told()))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    sidecar.wait_for_coverage(4)
 
 
 def test_a_page_truncated_while_it_is_in_use_harms_nobody(

@@ -54,11 +54,16 @@ def test_data_parallel_with_two_api_servers(
             dev_mode=transport == "dev",
             data_parallel=2,
             api_servers=2,
+            worker_extension="test_probe.UserExtension",
         ) as running,
         running.sidecar(transport) as sidecar,
     ):
         freeze_maintain_restore(running, sidecar, DATA_PARALLEL)
         assert sidecar.status()["transport"] == transport
+        if transport == "dev":
+            # vLLM's own route tells of the first engine only, and a user's extension goes on working.
+            assert running.engine.rpc("user_method", []) == [{"rank": 0}]
+            assert running.engine.rpc("handle", []) == [{"user": "handle"}]
 
 
 def test_engine_core_and_worker_in_one_process_count_once(tmp_path: Path, tiny_model: Path) -> None:
@@ -115,14 +120,24 @@ def test_a_worker_extension_alone_covers_the_workers_and_says_what_it_does_not(
         running.assert_log_is_quiet()
 
 
+@pytest.mark.parametrize("transport", ["plugin", "dev"])
 def test_a_remote_engine_is_controlled_from_the_replies_alone(
-    tmp_path: Path, tiny_model: Path
+    tmp_path: Path, tiny_model: Path, transport: str
 ) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret that both sides were given\n")
     with (
-        scene(tmp_path, tiny_model, endpoint=False, dev_mode=True, run_dir=None) as running,
-        running.sidecar("remote") as sidecar,
+        scene(
+            tmp_path,
+            tiny_model,
+            endpoint=transport == "plugin",
+            dev_mode=transport == "dev",
+            run_dir=None,
+            env={"GC_SIDECAR_ENDPOINT_TOKEN_FILE": str(token)},
+        ) as running,
+        running.sidecar("remote", f"--engine-token-file={token}") as sidecar,
     ):
         freeze_maintain_restore(
             running, sidecar, {"api_server-0-0", "engine_core-0-0", "worker-0-0"}
         )
-        assert sidecar.status()["transport"] == "dev"
+        assert sidecar.status()["transport"] == transport

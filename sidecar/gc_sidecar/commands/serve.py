@@ -86,12 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("--log-format", metavar="FORMAT", help="json (default) or text")
 
 
-FLAGS = (
-    "engine_url", "run_dir", "engine_token_file", "host", "port", "token_file", "allowed_host",
-    "open_host", "open_port", "log_level", "log_format",
-)  # fmt: skip
-
-
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     # FastAPI and its kin take a second to import; `--help` should not.
@@ -99,10 +93,12 @@ def run(args: argparse.Namespace) -> int:
     from gc_sidecar.server.listeners import ListenError, serve
     from gc_sidecar.server.logs import configure_logs
     from gc_sidecar.server.security import TokenFile
-    from gc_sidecar.server.settings import SettingsError, load_settings
+    from gc_sidecar.server.settings import Settings, SettingsError, load_settings
 
     try:
-        settings = load_settings({name: getattr(args, name, None) for name in FLAGS})
+        settings = load_settings(
+            {name: getattr(args, name, None) for name in Settings.model_fields}
+        )
     except SettingsError as error:
         return _fail(str(error), EXIT_USAGE)
     if settings.token_file is not None:

@@ -1,4 +1,11 @@
 """The sidecar's server: a FastAPI app that asks an engine's processes for a GC policy and proves it.
 
-Start at `coordinator` (how a change runs), `sight` (how processes are seen) and `app` (the routes).
+Where to look:
+- asking: `routes` and `requests` read a request, `views` and `exposition` answer, `problems` has every error
+- changing: `coordinator` admits one operation at a time, `changes` makes it, `carrier` brings its command to the
+  processes, `proof` and `attempt` say what came of it, `operations` records it
+- wanting and knowing: `desired` is the policy, `knowledge` what is wanted and known, `watch` keeps it up to date
+- seeing: `sight` reads pages, `reports` checks what they say, `roster` makes the list of processes of it
+- reaching: `engines` and `transports` (RPC, over `engine_http`), `run_dir` (the board and the secret)
+- running: `settings`, `app`, `listeners`, `security`, `secret`, `logs`, `timing`, `tally`, `tasks`
 """

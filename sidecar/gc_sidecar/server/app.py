@@ -49,8 +49,8 @@ class Services:
         """Take over what a sidecar before us left, then watch and keep contact until the end."""
         await self.coordinator.take_over()
         tasks = [
-            asyncio.create_task(self.coordinator.keep_watch()),
-            asyncio.create_task(self.coordinator.keep_contact()),
+            asyncio.create_task(self.coordinator.watch.keep_watch()),
+            asyncio.create_task(self.coordinator.watch.keep_contact()),
         ]
         try:
             yield

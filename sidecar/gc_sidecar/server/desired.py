@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from gc_sidecar.server.reports import Refusal, Report
+from gc_sidecar.server.reports import Reason, Report
 from gc_sidecar_agent.board import Board, Lease
 from gc_sidecar_agent.command import DEFAULT_INTERVAL_S, DEFAULT_LEASE_S, Command
 
-ANONYMOUS = "anonymous"
+# Whose a policy is when nobody says.
+ANONYMOUS = Command.owner
 MODE_OF_KIND = {"freeze": "freeze", "budget": "budget", "restore": "off"}
 KIND_OF_MODE = {mode: kind for kind, mode in MODE_OF_KIND.items()}
 
@@ -34,7 +35,7 @@ class Desired:
     entered_at: float | None = None
     lease_ends: float | None = None
     lease_sequence: int = 0
-    reason: Refusal | None = None
+    reason: Reason | None = None
 
     @property
     def is_on(self) -> bool:
@@ -94,7 +95,7 @@ class Desired:
             lease_sequence=next_sequence(self.lease_sequence),
         )
 
-    def ended(self, reason: Refusal) -> Desired:
+    def ended(self, reason: Reason) -> Desired:
         """What is wanted once this policy has ended in every process by itself: off, and nothing new."""
         return Desired(
             generation=self.generation, lease_sequence=self.lease_sequence, reason=reason
@@ -149,4 +150,4 @@ def desired_from_reports(reports: list[Report]) -> Desired:
     )
 
 
-LEASE_EXPIRED = Refusal("lease_expired", "the lease ended without a renewal")
+LEASE_EXPIRED = Reason("lease_expired", "the lease ended without a renewal")

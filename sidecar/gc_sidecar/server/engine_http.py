@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 
+from gc_sidecar.server.obstacle import Obstacle
+
 MAXIMUM_ANSWER_BYTES = 8 << 20
 CONNECT_S = 5.0
 
@@ -29,6 +31,10 @@ class EngineFault(Exception):
         self.detail = detail
         self.remedy = remedy
         self.sent = sent
+
+    def as_obstacle(self) -> Obstacle:
+        """The same, for the status."""
+        return Obstacle(self.code, self.detail, self.remedy)
 
 
 @dataclass(frozen=True)

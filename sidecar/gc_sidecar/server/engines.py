@@ -1,7 +1,7 @@
 """All the engine URLs as one logical engine: which transport each has, and one call to all of them.
 
-A call goes to every engine at once and the replies are merged. An engine whose replies are out of step
-gets no further RPC until it has restarted.
+A call goes to every engine at once and the replies are merged; calls and questions go one after the other.
+An engine whose replies are out of step gets no further RPC until it has restarted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import httpx
 
 from gc_sidecar.server.engine_http import EngineFault, ask
+from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.reports import CheckedReplies, Reply, check_replies
-from gc_sidecar.server.sight import Reason
 from gc_sidecar.server.tally import Tally
 from gc_sidecar.server.timing import Timing
 from gc_sidecar.server.transports import (
-    DevTransport,
     Discovery,
+    Processes,
     Secret,
     Transport,
     ask_contact,
@@ -46,26 +46,17 @@ class CallResult:
         return bool(self.replies) or any(fault.sent for fault in self.faults)
 
 
-@dataclass(frozen=True)
-class Processes:
-    """The tokens of the living processes that pages show; empty where no page is seen."""
-
-    all: frozenset[str] = frozenset()
-    cores: frozenset[str] = frozenset()
-
-
 @dataclass
 class _Engine:
     """One URL and what is known of it."""
 
     url: str
     discovery: Discovery = field(default_factory=lambda: Discovery(None))
-    last_fault: Reason | None = None
+    last_fault: Obstacle | None = None
     ask_at: float = 0.0
     retry_s: float = 0.0
-    proven_for: Processes = field(default_factory=Processes)
     cores: frozenset[str] = frozenset()  # that were there when it was asked
-    desync: Reason | None = None
+    desync: Obstacle | None = None
     desynced_cores: frozenset[str] = frozenset()
     was_down: bool = False
 
@@ -75,7 +66,7 @@ class _Engine:
 
 
 class Engines:
-    """See the module. Not for two calls at a time: the coordinator sees to that."""
+    """See the module."""
 
     def __init__(
         self,
@@ -92,6 +83,8 @@ class Engines:
         self._timing = timing
         self._tally = tally
         self._has_run_dir = has_run_dir
+        # Held by whoever talks to the engines: a command, or the questions which transport they have.
+        self._channel = asyncio.Lock()
 
     @property
     def transport(self) -> str:
@@ -108,6 +101,21 @@ class Engines:
         return any(engine.transport for engine in self._engines)
 
     @property
+    def can_reach(self) -> bool:
+        """Whether a command could be sent at all, be it over the board."""
+        return self._has_run_dir or self.has_rpc
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether the last call to an engine failed that still seems to have its transport."""
+        return any(engine.transport and engine.last_fault for engine in self._engines)
+
+    @property
+    def is_talking(self) -> bool:
+        """Whether a call or a question is under way."""
+        return self._channel.locked()
+
+    @property
     def is_reachable(self) -> bool:
         """Whether some engine answered when it was last asked."""
         return any(engine.discovery.reachable and not engine.was_down for engine in self._engines)
@@ -117,14 +125,14 @@ class Engines:
         """What the engines said that they are, each version once."""
         return sorted({e.discovery.version for e in self._engines if e.discovery.version})
 
-    def reasons(self) -> list[Reason]:
+    def obstacles(self) -> list[Obstacle]:
         """Why there is no better transport, engine by engine."""
-        found: list[Reason] = []
+        found: list[Obstacle] = []
         for engine in self._engines:
             if engine.desync is not None:
                 found.append(engine.desync)
             elif engine.transport is None:
-                found.extend(engine.discovery.reasons)
+                found.extend(engine.discovery.obstacles)
             if engine.last_fault is not None:
                 found.append(engine.last_fault)
         return list(dict.fromkeys(found))
@@ -149,19 +157,21 @@ class Engines:
 
     async def ask(self, processes: Processes, eagerly: bool = False) -> None:
         """Ask every engine that is due. Never raises."""
-        due = [e for e in self._engines if self._is_due(e, processes, eagerly)]
-        await asyncio.gather(*(self._ask_one(engine, processes) for engine in due))
+        async with self._channel:
+            due = [e for e in self._engines if self._is_due(e, processes, eagerly)]
+            await asyncio.gather(*(self._ask_one(engine, processes) for engine in due))
 
     async def _ask_one(self, engine: _Engine, processes: Processes) -> None:
         engine.discovery = await discover(
-            self._http, engine.url, self._secret, self._timing.question_s
+            self._http, engine.url, self._secret, self._timing.question_s, processes
         )
         engine.cores = processes.cores
         if engine.discovery.reachable:
             if engine.was_down and not processes.cores:
                 engine.desync = None  # it came back: another one
             engine.was_down = False
-        elif engine.discovery.reasons[0].code in DOWN_CODES:
+            engine.last_fault = None  # what was found now is newer
+        elif engine.discovery.obstacles[0].code in DOWN_CODES:
             engine.was_down = True
         if engine.discovery.transport is None:
             doubled = max(self._timing.first_retry_s, engine.retry_s * 2)
@@ -169,7 +179,6 @@ class Engines:
             engine.ask_at = time.monotonic() + engine.retry_s
         else:
             engine.retry_s = 0.0
-            engine.proven_for = processes
 
     async def keep_contact(self, processes: Processes) -> None:
         """Without pages only this tells that an engine went away. Never raises."""
@@ -198,16 +207,16 @@ class Engines:
 
     # --- calling ---
 
-    async def call(self, command: Command, timeout_s: float, processes: Processes) -> CallResult:
+    async def call(self, command: Command, deadline: float, processes: Processes) -> CallResult:
         """Send `command` to every engine that has a transport. Never raises."""
-        deadline = time.monotonic() + timeout_s
-        outcomes = await asyncio.gather(
-            *(
-                self._call_one(engine, engine.transport, command, deadline, processes)
-                for engine in self._engines
-                if engine.transport is not None
+        async with self._channel:
+            outcomes = await asyncio.gather(
+                *(
+                    self._call_one(engine, engine.transport, command, deadline, processes)
+                    for engine in self._engines
+                    if engine.transport is not None
+                )
             )
-        )
         return CallResult(
             tuple(reply for replies, _ in outcomes for reply in replies),
             tuple(fault for _, faults in outcomes for fault in faults),
@@ -222,13 +231,8 @@ class Engines:
         processes: Processes,
     ) -> tuple[tuple[Reply, ...], tuple[EngineFault, ...]]:
         try:
-            if isinstance(transport, DevTransport) and not (
-                processes.all and processes == engine.proven_for
-            ):
-                # Other processes than those that were asked, or none that we could compare.
-                await transport.prove(max(0.01, deadline - time.monotonic()))
-                engine.proven_for = processes
-            results = await transport.call(command, max(0.01, deadline - time.monotonic()))
+            left_s = max(0.01, deadline - time.monotonic())
+            results = await transport.call(command, left_s, processes)
         except EngineFault as fault:
             self._note_fault(engine, fault)
             return (), (fault,)
@@ -238,11 +242,11 @@ class Engines:
         ]
         if checked.desynced:
             faults.append(self._note_desync(engine, checked, processes))
-        engine.last_fault = _as_reason(faults[0]) if checked.malformed else None
+        engine.last_fault = faults[0].as_obstacle() if checked.malformed else None
         return checked.replies, tuple(faults)
 
     def _note_fault(self, engine: _Engine, fault: EngineFault) -> None:
-        engine.last_fault = _as_reason(fault)
+        engine.last_fault = fault.as_obstacle()
         if fault.code in DOWN_CODES:
             engine.was_down = True
             engine.ask_at = 0.0
@@ -268,7 +272,7 @@ class Engines:
             if self._has_run_dir
             else "without a run directory nothing can be sent meanwhile"
         )
-        engine.desync = Reason(
+        engine.desync = Obstacle(
             "rpc_desync",
             f"{engine.url}: {ranks} answered another call than ours; no RPC goes there until the"
             f" engine has restarted",
@@ -306,7 +310,3 @@ class Engines:
                 f"GET {url}/metrics tells no {RUNNING_METRIC} and {WAITING_METRIC}",
             )
         return sum(values.values())
-
-
-def _as_reason(fault: EngineFault) -> Reason:
-    return Reason(fault.code, fault.detail, fault.remedy)

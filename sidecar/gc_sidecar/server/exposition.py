@@ -19,10 +19,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gc_sidecar import __version__
-from gc_sidecar.server.coordinator import Coordinator
-from gc_sidecar.server.reports import MODES, Report
+from gc_sidecar.server.knowledge import Knowledge
+from gc_sidecar.server.reports import Report
 from gc_sidecar.server.roster import STATES, Roster, Row
 from gc_sidecar.server.tally import LENGTH_BOUNDS, Tally
+from gc_sidecar_agent.gate import POLICIES
 from gc_sidecar_agent.page import BUCKET_COUNT, BUCKETS_NS
 
 PROCESS = ("role", "dp_rank", "rank")
@@ -33,17 +34,17 @@ EXIT_REASONS = ("lease_expired", "rss_growth", "freeze_failed", "restored")
 LIVE_STATES = frozenset(STATES) - {"gone", "stale", "uncovered"}
 
 
-def render(coordinator: Coordinator, tally: Tally, accept: str | None) -> tuple[bytes, str]:
+def render(knowledge: Knowledge, tally: Tally, accept: str | None) -> tuple[bytes, str]:
     """The exposition in the format that `accept` asks for, and its content type."""
     registry = CollectorRegistry()
-    registry.register(_Exposition(coordinator, tally))
+    registry.register(_Exposition(knowledge, tally))
     encoder, content_type = choose_encoder(accept or "")
     return encoder(registry), content_type
 
 
 class _Exposition(Collector):
-    def __init__(self, coordinator: Coordinator, tally: Tally) -> None:
-        self._coordinator = coordinator
+    def __init__(self, knowledge: Knowledge, tally: Tally) -> None:
+        self._knowledge = knowledge
         self._tally = tally
 
     def describe(self) -> Iterable[Metric]:
@@ -52,10 +53,10 @@ class _Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Everything, by the newest snapshot."""
-        roster = self._coordinator.roster()
+        roster = self._knowledge.roster()
         rows = [row for row in roster.rows if row.report is not None]
         yield from _process_metrics(rows)
-        yield from _engine_metrics(self._coordinator, roster)
+        yield from _engine_metrics(self._knowledge, roster)
         yield from _own_metrics(self._tally)
 
 
@@ -154,12 +155,12 @@ def _total_s(report: Report, trigger: str) -> float:
     return _count(report, f"{trigger}_total_ns") * NANO
 
 
-def _engine_metrics(coordinator: Coordinator, roster: Roster) -> Iterator[Metric]:
-    desired = coordinator.desired
+def _engine_metrics(knowledge: Knowledge, roster: Roster) -> Iterator[Metric]:
+    desired = knowledge.desired
     policy = GaugeMetricFamily(
         "gc_sidecar_policy", "The desired policy: 1 at the one that is wanted.", labels=["mode"]
     )
-    for mode in MODES:
+    for mode in POLICIES:
         policy.add_metric([mode], float(mode == desired.mode))
     processes = GaugeMetricFamily(
         "gc_sidecar_processes", "Processes of the engine by state.", labels=["state"]
@@ -176,7 +177,7 @@ def _engine_metrics(coordinator: Coordinator, roster: Roster) -> Iterator[Metric
         (
             "engine_up",
             "Whether a living process of the engine is seen, or without pages its API answers.",
-            float(is_up or coordinator.engines.is_reachable),
+            float(is_up or knowledge.engines.is_reachable),
         ),
         (
             "lease_expires_timestamp_seconds",
@@ -186,7 +187,7 @@ def _engine_metrics(coordinator: Coordinator, roster: Roster) -> Iterator[Metric
         (
             "unreadable_pages",
             "Files with a page's name that cannot be read as one.",
-            len(coordinator.sight.snapshot.unreadable),
+            len(knowledge.sight.snapshot.unreadable),
         ),
     )
     for name, help_text, value in gauges:

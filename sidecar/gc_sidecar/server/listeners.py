@@ -41,8 +41,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(services: Services) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. Raises ListenError."""
+def serve(services: Services) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ListenError."""
     settings = services.settings
     sockets = [_bind(*settings.control_address)]
     apps = [make_control_app(services)]
@@ -50,7 +50,6 @@ def serve(services: Services) -> int:
         sockets.append(_bind(*settings.open_address))
         apps.append(make_open_app(services))
     asyncio.run(_serve(services, list(zip(apps, sockets, strict=True))))
-    return 0
 
 
 async def _serve(services: Services, listeners: list[tuple[ASGIApp, socket.socket]]) -> None:

@@ -5,10 +5,12 @@ Records are frozen and replaced as a whole; the ledger keeps the last ones, for 
 
 from __future__ import annotations
 
+import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gc_sidecar.server.desired import ANONYMOUS
 from gc_sidecar.server.problems import Problem
 from gc_sidecar.server.reports import Key
 from gc_sidecar_agent.command import (
@@ -28,7 +30,7 @@ class Change:
 
     kind: str
     operation_id: str
-    owner: str = "anonymous"
+    owner: str = ANONYMOUS
     deadline_s: float = DEFAULT_DEADLINE_S
     force: bool = False
     allow_partial: bool = False
@@ -66,7 +68,7 @@ class Line:
 class Operation:
     """One change and how it stands.
 
-    `rolled_back` is None where nothing had to be, else True, False or "unknown".
+    `rolled_back` is None where there was nothing to roll back, else True, False or "unknown".
     """
 
     change: Change
@@ -114,3 +116,8 @@ class Ledger:
     def update(self, operation_id: str, **changes: Any) -> Operation:
         """Replace fields of an operation that is recorded."""
         return self.put(replace(self._operations[operation_id], **changes))
+
+
+def new_id(purpose: str) -> str:
+    """An operation id of our own."""
+    return f"{purpose}-{uuid.uuid4().hex[:12]}"

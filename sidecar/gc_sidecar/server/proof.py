@@ -81,7 +81,7 @@ def _judge_page(
         remaining_ms = report.numbers.get("lease_remaining_ms")
         if state.mode == "off" or state.generation != command.generation:
             why = str(state.reason) if state.reason else "it is not under the policy any more"
-            return replace(line, code="not_in_policy", detail=why, own_code=False)
+            return replace(line, code="not_in_policy", detail=why, own_code=True)
         # lease_s was cut when the command was made, moments ago.
         if remaining_ms is not None and _is_near(remaining_ms / 1000, command.lease_s):
             return done

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
+from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import (
     MAXIMUM_GENERATION,
     PROTOCOL_VERSION,
     Outcome,
     parse_outcome,
 )
+from gc_sidecar_agent.gate import POLICIES
 from gc_sidecar_agent.page import NUMBER_NAMES
 
-ROLES = ("api_server", "engine_core", "worker")
-MODES = ("off", "freeze", "budget")
 MAXIMUM_RANK = 1 << 16
 MAXIMUM_PROCESSES = 4096
 LAST_TIME = 253_402_300_799.0  # the end of the year 9999, the last that a date can tell
@@ -73,8 +73,8 @@ class Topology:
     workers: int = 0
     api_servers: int = 0
 
-    def keys(self) -> set[Key]:
-        """The places that these processes fill."""
+    def keys(self, api_dp_rank: int) -> set[Key]:
+        """The places that these processes fill, the API servers under `api_dp_rank`."""
         return {
             *(Key("engine_core", dp_rank, 0) for dp_rank in self.dp_ranks),
             *(
@@ -82,13 +82,13 @@ class Topology:
                 for dp_rank in self.dp_ranks
                 for rank in range(self.workers)
             ),
-            *(Key("api_server", 0, rank) for rank in range(self.api_servers)),
+            *(Key("api_server", api_dp_rank, rank) for rank in range(self.api_servers)),
         }
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why something did not happen or ended."""
+class Reason:
+    """Why something did not happen or ended. `generation` is that of a policy that was refused."""
 
     code: str
     detail: str
@@ -110,8 +110,8 @@ class State:
     interval_s: float | None = None
     pause_budget_ms: float | None = None
     max_rss_growth_bytes: int | None = None
-    reason: Refusal | None = None
-    refused: Refusal | None = None
+    reason: Reason | None = None
+    refused: Reason | None = None
     collect_pending: bool = False
     exits: Mapping[str, int] = field(default_factory=dict)
     operation: Outcome | None = None
@@ -126,6 +126,15 @@ class Report:
     state: State
     numbers: Mapping[str, int | None]
     collecting_since: int = 0
+
+    @property
+    def places(self) -> set[Key]:
+        """Every place in its engine that it knows of, its own included."""
+        identity = self.identity
+        # Each launch behind an external load balancer has an API server 0 of its own. They tell themselves
+        # apart by their dp_rank; whoever is no API server knows no such rank, and none of them then.
+        api_dp_rank = identity.dp_rank if "api_server" in identity.roles else 0
+        return self.topology.keys(api_dp_rank) | set(identity.keys)
 
     @property
     def thresholds(self) -> tuple[int | None, int | None, int | None]:
@@ -255,7 +264,7 @@ def _topology(value: Any) -> Topology:
 
 def _state(value: Mapping[str, Any]) -> State:
     mode, generation = value.get("mode"), value.get("generation")
-    if mode not in MODES:
+    if mode not in POLICIES:
         raise ReportError("its mode is not known")
     # Far below the greatest one: the next has to be possible, whatever a page says.
     if not _is_whole(generation) or not 0 <= generation < MAXIMUM_GENERATION // 2:
@@ -270,8 +279,8 @@ def _state(value: Mapping[str, Any]) -> State:
         interval_s=_number_or_none(value.get("interval_s")),
         pause_budget_ms=_number_or_none(value.get("pause_budget_ms")),
         max_rss_growth_bytes=_whole_or_none(value.get("max_rss_growth_bytes")),
-        reason=_refusal(value.get("reason")),
-        refused=_refusal(value.get("refused")),
+        reason=_reason(value.get("reason")),
+        refused=_reason(value.get("refused")),
         collect_pending=value.get("collect_pending") is True,
         exits={
             name: count
@@ -282,10 +291,10 @@ def _state(value: Mapping[str, Any]) -> State:
     )
 
 
-def _refusal(value: Any) -> Refusal | None:
+def _reason(value: Any) -> Reason | None:
     if not isinstance(value, dict) or not isinstance(value.get("code"), str):
         return None
-    return Refusal(
+    return Reason(
         code=value["code"][:64],
         detail=_text_or_none(value.get("detail")) or "",
         generation=_whole_or_none(value.get("generation")),

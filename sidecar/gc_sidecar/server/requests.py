@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 
+from gc_sidecar.server.desired import ANONYMOUS
 from gc_sidecar.server.operations import Change
 from gc_sidecar.server.problems import Problem
 from gc_sidecar.server.security import is_from_browser
@@ -56,7 +57,7 @@ class ChangeFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    owner: Owner = Field("anonymous", description="whose policy it is")
+    owner: Owner = Field(ANONYMOUS, description="whose policy it is")
     deadline_s: Deadline = Field(DEFAULT_DEADLINE_S, description="how long the answer may take")
     force: bool = Field(False, description="also against another owner's policy")
     allow_partial: bool = Field(

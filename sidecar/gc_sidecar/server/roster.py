@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gc_sidecar.server.desired import Desired
-from gc_sidecar.server.reports import ROLES, Key, Refusal, Report
+from gc_sidecar.server.reports import Key, Reason, Report
 from gc_sidecar.server.sight import PageReading, Snapshot, UnreadablePage
+from gc_sidecar_agent.agent import ROLES
+from gc_sidecar_agent.policy import HELD_OFF
 
 STATES = ("applied", "pending", "drifted", "stale", "gone", "uncovered", "refused")
-HELD_OFF = 1 << 30
-# What the agent sets for a moment so that the next allocation runs a full collection.
-ARMED = (1, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Row:
     key: Key
     roles: tuple[str, ...]
     state: str
-    reason: Refusal | None = None
+    reason: Reason | None = None
     report: Report | None = None
     page: PageReading | None = None
 
@@ -56,6 +55,11 @@ class Roster:
     def expected(self) -> int:
         """How many processes there should be."""
         return len(self.rows)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether there are processes, and every one of them has what is desired."""
+        return 0 < self.expected == self.acknowledged
 
     @property
     def reports(self) -> list[Report]:
@@ -100,8 +104,7 @@ def take_roll(
     living = [c for c in candidates if c.is_live]
     expected: set[Key] = set()
     for candidate in living or candidates:
-        expected |= candidate.report.topology.keys()
-        expected |= set(candidate.report.identity.keys)
+        expected |= candidate.report.places
     unreadable = {page.key: page for page in snapshot.unreadable}
     rows: list[Row] = []
     shown: set[str] = set()
@@ -124,14 +127,12 @@ def take_roll(
     return Roster(tuple(rows))
 
 
-def _why_uncovered(page: UnreadablePage | None, snapshot: Snapshot) -> Refusal:
+def _why_uncovered(page: UnreadablePage | None, snapshot: Snapshot) -> Reason:
     if page is not None:
-        return Refusal(page.code, f"its page {page.name} cannot be read: {page.detail}")
+        return Reason(page.code, f"its page {page.name} cannot be read: {page.detail}")
     if snapshot.taken_at == 0.0:
-        return Refusal("no_run_dir", "it cannot be seen without a run directory, nor by RPC")
-    return Refusal(
-        "no_agent", "no page of it: the agent is not loaded there, or it has not started"
-    )
+        return Reason("no_run_dir", "it cannot be seen without a run directory, nor by RPC")
+    return Reason("no_agent", "no page of it: the agent is not loaded there, or it has not started")
 
 
 def _judge(
@@ -141,19 +142,17 @@ def _judge(
     applied: Mapping[Key, str],
     stale_after_s: float,
     contact_lost: bool,
-) -> tuple[str, Refusal | None]:
+) -> tuple[str, Reason | None]:
     """The state of one process, and why where it is not `applied`."""
     report, page = candidate.report, candidate.page
     state = report.state
     if page is not None and not page.alive:
-        return "gone", Refusal("process_gone", "the process has ended; its page is what it left")
+        return "gone", Reason("process_gone", "the process has ended; its page is what it left")
     if page is not None and page.unchanged_s >= stale_after_s and page.collecting_s is None:
         detail = f"no heartbeat for {page.unchanged_s:.0f} s: stopped, or wedged"
-        return "stale", Refusal("no_heartbeat", detail)
+        return "stale", Reason("no_heartbeat", detail)
     if page is None and contact_lost:
-        return "stale", Refusal(
-            "engine_unreachable", "the engine does not answer; last known state"
-        )
+        return "stale", Reason("engine_unreachable", "the engine does not answer; last known state")
     if state.refused is not None and state.refused.generation == desired.generation > 0:
         return "refused", state.refused
     if state.generation < desired.generation:
@@ -162,28 +161,28 @@ def _judge(
         known = applied.get(key)
         if known is not None and known != report.identity.token:
             detail = "the process restarted and has not the policy that the one before it had"
-            return "drifted", Refusal("restarted", detail)
+            return "drifted", Reason("restarted", detail)
         if not state.ready:
-            return "pending", Refusal("not_ready", "the engine has not finished its start-up")
+            return "pending", Reason("not_ready", "the engine has not finished its start-up")
         return "pending", None
     if state.generation > desired.generation:
         detail = f"it shows generation {state.generation}, which this sidecar did not ask for"
-        return "drifted", Refusal("foreign_generation", detail)
+        return "drifted", Reason("foreign_generation", detail)
     if state.mode != desired.mode:
         if desired.reason is not None and not desired.is_on:
             return "pending", desired.reason  # the lease ended a moment ago
         detail = f"it is in mode {state.mode}, not {desired.mode}"
-        return "drifted", state.reason or Refusal("other_mode", detail)
+        return "drifted", state.reason or Reason("other_mode", detail)
     drift = _threshold_drift(report, page, desired)
     return ("drifted", drift) if drift else ("applied", None)
 
 
-def _threshold_drift(report: Report, page: PageReading | None, desired: Desired) -> Refusal | None:
+def _threshold_drift(report: Report, page: PageReading | None, desired: Desired) -> Reason | None:
     thresholds = report.thresholds
-    unsure = thresholds[2] is None or thresholds == ARMED or (page and not page.settled)
+    unsure = thresholds[2] is None or (page and not page.settled)
     if unsure or desired.mode not in ("freeze", "off"):
         return None
     if (thresholds[2] == HELD_OFF) == (desired.mode == "freeze"):
         return None
     detail = f"its thresholds are {thresholds}, which does not fit mode {desired.mode}"
-    return Refusal("thresholds_changed", detail)
+    return Reason("thresholds_changed", detail)

@@ -20,12 +20,14 @@ from gc_sidecar import __version__
 from gc_sidecar.server import requests
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.exposition import render
+from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.operations import Operation
 from gc_sidecar.server.problems import PROBLEM_MEDIA_TYPE, Problem, problem_response, to_json
-from gc_sidecar.server.tables import operation_table, status_table
 from gc_sidecar.server.tally import Tally
-from gc_sidecar.server.views import change_view, operation_view, reason_view, status_view
+from gc_sidecar.server.views import change_view, obstacle_view, operation_view, status_view
 from gc_sidecar_agent import __version__ as agent_version
+from gc_sidecar_agent.commands.output import show_change
+from gc_sidecar_agent.commands.status import show as show_status
 
 RETRY_AFTER_S = "1"
 PROBLEM_CONTENT = {"content": {PROBLEM_MEDIA_TYPE: {"schema": {"type": "object"}}}}
@@ -76,8 +78,8 @@ def control_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
     @router.get("/gc", summary="Desired and observed state, and every process")
     async def get_status(request: Request) -> Response:
         style = requests.read_format(request)
-        status = status_view(coordinator, await coordinator.look())
-        return _answer(status, status_table(status) if style == "table" else None)
+        status = status_view(coordinator, await coordinator.watch.look())
+        return _answer(status, show_status(status) if style == "table" else None)
 
     @router.get("/gc/operations/{operation_id}", summary="What an operation did in each process")
     async def get_operation(request: Request, operation_id: str) -> Response:
@@ -91,7 +93,7 @@ def control_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
 
     @router.get("/version", summary="Versions of the sidecar, the agents and the engine")
     async def get_version() -> Response:
-        reports = (await coordinator.look()).reports
+        reports = (await coordinator.watch.look()).reports
         return _answer(
             {
                 "version": __version__,
@@ -100,7 +102,7 @@ def control_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
                 "agents": sorted({r.identity.agent for r in reports if r.identity.agent}),
                 "engines": sorted(
                     {r.identity.engine for r in reports if r.identity.engine}
-                    | {f"vllm {version}" for version in coordinator.engines.versions}
+                    | {f"vllm {version}" for version in coordinator.knowledge.engines.versions}
                 ),
             }
         )
@@ -141,32 +143,32 @@ def open_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
 
     @router.get("/metrics", summary="Metrics for Prometheus")
     async def get_metrics(request: Request) -> Response:
-        await coordinator.look()
-        body, content_type = render(coordinator, tally, request.headers.get("accept"))
+        await coordinator.watch.look()
+        body, content_type = render(coordinator.knowledge, tally, request.headers.get("accept"))
         return Response(body, headers={"Content-Type": content_type})
 
     return router
 
 
 async def _readiness(coordinator: Coordinator) -> Response:
-    roster = await coordinator.look()
-    reasons = coordinator.reasons(roster)
+    roster = await coordinator.watch.look()
     missing = [
-        {"code": row.reason.code, "detail": f"{row.key}: {row.reason.detail}", "remedy": None}
+        Obstacle(row.reason.code, f"{row.key}: {row.reason.detail}")
         for row in roster.rows
         if row.reason is not None and row.state in ("uncovered", "gone", "stale")
     ]
     starting = [
-        {"code": "engine_starting", "detail": f"{row.key} has not finished its start-up",
-         "remedy": "wait"}
+        Obstacle(
+            "engine_starting", f"{row.key} has not finished its start-up", "wait", blocking=True
+        )
         for row in roster.rows
         if row.report is not None and not row.report.state.ready
-    ]  # fmt: skip
-    told = [reason_view(reason) for reason in reasons] + missing + starting
-    nobody_reachable = coordinator.engines.transport in ("none", "unavailable")
-    if not roster.reports or nobody_reachable or starting:
-        first = told[0]["detail"] if told else "the engine cannot be reached"
-        raise Problem("not_ready", str(first), extra={"ready": False, "reasons": told})
+    ]
+    obstacles = [*coordinator.knowledge.obstacles(roster), *missing, *starting]
+    told = [obstacle_view(each) for each in obstacles]
+    first = next((each for each in obstacles if each.blocking), None)
+    if first is not None:
+        raise Problem("not_ready", first.detail, first.remedy, {"ready": False, "reasons": told})
     return _answer({"ready": True, "reasons": told})
 
 
@@ -238,7 +240,7 @@ def _operation_answer(
             problem = operation.problem
             extra = {**problem.extra, "operation": view["operation"]}
             raise Problem(problem.code, problem.detail, problem.remedy, extra, problem.headers)
-    table = operation_table(view["operation"]) if style == "table" else None
+    table = show_change(view) if style == "table" else None
     return _answer(view, table, status or 200, headers)
 
 
@@ -249,7 +251,7 @@ def _answer(
     headers: dict[str, str] | None = None,
 ) -> Response:
     if table is not None:
-        return PlainTextResponse(table, status, headers)
+        return PlainTextResponse(f"{table}\n", status, headers)
     return Response(to_json(document), status, headers, media_type="application/json")
 
 

@@ -9,17 +9,18 @@ import re
 import secrets
 import stat
 
-ENDPOINT_TOKEN_NAME = "endpoint.token"
+from gc_sidecar_agent.endpoint import TOKEN_NAME
+
 _TOKEN = re.compile(rb"[0-9a-f]{64}")
 MAXIMUM_TOKEN_BYTES = 4096
 
 
 def ensure_endpoint_token(run_dir: str) -> None:
     """Have a secret lie in `run_dir`: the one that is there already, if it is sound. Raises OSError."""
-    path = os.path.join(run_dir, ENDPOINT_TOKEN_NAME)
+    path = os.path.join(run_dir, TOKEN_NAME)
     if _TOKEN.fullmatch(_read(path, follow_links=False) or b""):
         return
-    temporary = os.path.join(run_dir, f".{ENDPOINT_TOKEN_NAME}.{os.urandom(4).hex()}.tmp")
+    temporary = os.path.join(run_dir, f".{TOKEN_NAME}.{os.urandom(4).hex()}.tmp")
     fd = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -40,7 +41,7 @@ def read_endpoint_token(run_dir: str | None, token_file: str | None) -> str | No
     if token_file is not None:
         data = _read(token_file, follow_links=True)  # a mounted Secret is a link
     elif run_dir is not None:
-        data = _read(os.path.join(run_dir, ENDPOINT_TOKEN_NAME), follow_links=False)
+        data = _read(os.path.join(run_dir, TOKEN_NAME), follow_links=False)
     else:
         return None
     try:

@@ -13,19 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.reports import Key, Report, ReportError, parse_report
 from gc_sidecar_agent.page import PageError, list_pages, read_page
 
 MAXIMUM_PAGES = 4096
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Something that stands in the way, for the status and for /readyz."""
-
-    code: str
-    detail: str
-    remedy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class Snapshot:
     taken_at: float = 0.0
     pages: tuple[PageReading, ...] = ()
     unreadable: tuple[UnreadablePage, ...] = ()
-    directory: Reason | None = None
+    directory: Obstacle | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,7 @@ class Sight:
             names = list_pages(self.run_dir, MAXIMUM_PAGES)
         except OSError as error:
             self._memories = {}
-            return Snapshot(now, directory=_directory_reason(self.run_dir, error))
+            return Snapshot(now, directory=_directory_obstacle(self.run_dir, error))
         pages: list[PageReading] = []
         unreadable: list[UnreadablePage] = []
         memories: dict[str, _Memory] = {}
@@ -122,7 +114,7 @@ class Sight:
                 code, detail = _page_fault(error)
                 unreadable.append(UnreadablePage(name, _key_of(name), code, detail))
         self._memories = memories
-        return Snapshot(now, tuple(pages), tuple(unreadable), _space_reason(self.run_dir))
+        return Snapshot(now, tuple(pages), tuple(unreadable), _space_obstacle(self.run_dir))
 
     def _read_one(self, name: str, now: float) -> tuple[PageReading, _Memory]:
         assert self.run_dir is not None
@@ -199,27 +191,27 @@ _DIRECTORY_FAULTS = {
 }
 
 
-def _directory_reason(run_dir: str, error: OSError) -> Reason:
+def _directory_obstacle(run_dir: str, error: OSError) -> Obstacle:
     code, what, remedy = _DIRECTORY_FAULTS.get(
         error.errno or 0, ("run_dir_unreadable", f"cannot be read: {error.strerror}", None)
     )
-    return Reason(code, f"the run directory {run_dir} {what}", remedy)
+    return Obstacle(code, f"the run directory {run_dir} {what}", remedy)
 
 
-def _space_reason(run_dir: str) -> Reason | None:
+def _space_obstacle(run_dir: str) -> Obstacle | None:
     """Whether a process that starts now would find room for its page."""
     try:
         status = os.statvfs(run_dir)
     except OSError:
         return None
     if status.f_flag & os.ST_RDONLY:
-        return Reason(
+        return Obstacle(
             "run_dir_read_only",
             f"the run directory {run_dir} is mounted read-only here",
             "mount it writable into both containers",
         )
     if status.f_bavail == 0 or (status.f_files and status.f_favail == 0):
-        return Reason(
+        return Obstacle(
             "run_dir_full",
             f"the run directory {run_dir} is full: a process that starts gets no page",
             "raise the volume's sizeLimit, or remove what does not belong there",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """All in seconds."""
+    """In seconds, but for `rollback_share`, which is a share of a deadline."""
 
     # How often the run directory is read by itself, and how old a reading may be that is shown.
     sight_poll_s: float = 0.5

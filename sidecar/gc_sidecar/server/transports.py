@@ -6,6 +6,7 @@ A third transport, `board`, needs no HTTP: the coordinator writes the board and 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,14 +14,25 @@ from typing import Any, Protocol
 import httpx
 
 from gc_sidecar.server.engine_http import Answer, EngineFault, ask
-from gc_sidecar.server.sight import Reason
+from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar_agent.command import METHOD, Command
+from gc_sidecar_agent.endpoint import PATH as ENDPOINT_PATH
 
-ENDPOINT_PATH = "/gc_sidecar/command"
 FLOOR = (0, 25)
 _RELEASE = re.compile(r"(\d+)\.(\d+)(\.\d+)?([.+-].*|(rc|a|b)\d+.*)?")
 
 Secret = Callable[[], "str | None"]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The tokens of the living processes that pages show; empty where no page is seen."""
+
+    all: frozenset[str] = frozenset()
+    cores: frozenset[str] = frozenset()
+
+
+NOBODY = Processes()
 
 
 class Transport(Protocol):
@@ -28,8 +40,11 @@ class Transport(Protocol):
 
     name: str
 
-    async def call(self, command: Command, timeout_s: float) -> list[Any]:
-        """Send `command`; the results as they came. Raises EngineFault."""
+    async def call(self, command: Command, timeout_s: float, processes: Processes) -> list[Any]:
+        """Send `command`; the results as they came. `processes` are those that are there now.
+
+        Raises EngineFault.
+        """
 
 
 class PluginTransport:
@@ -42,7 +57,7 @@ class PluginTransport:
         self._url = url
         self._secret = secret
 
-    async def call(self, command: Command, timeout_s: float) -> list[Any]:
+    async def call(self, command: Command, timeout_s: float, processes: Processes) -> list[Any]:
         """See Transport."""
         secret = self._secret()
         if secret is None:
@@ -66,14 +81,20 @@ class DevTransport:
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http = http
         self._url = url
+        self._proven_for = NOBODY
 
-    async def call(self, command: Command, timeout_s: float) -> list[Any]:
+    async def call(self, command: Command, timeout_s: float, processes: Processes) -> list[Any]:
         """See Transport. No `timeout` is ever sent: one that passes leaves replies in vLLM's queues."""
+        deadline = time.monotonic() + timeout_s
+        if not processes.all or processes != self._proven_for:
+            # Other processes than those that were asked, or none that we could compare.
+            await self.prove(timeout_s, processes)
         body = {"method": METHOD, "args": [command.to_dict()]}
-        answer = await ask(self._http, "POST", f"{self._url}/collective_rpc", timeout_s, body)
+        left_s = max(0.01, deadline - time.monotonic())
+        answer = await ask(self._http, "POST", f"{self._url}/collective_rpc", left_s, body)
         return _results(answer, "/collective_rpc")
 
-    async def prove(self, timeout_s: float) -> None:
+    async def prove(self, timeout_s: float, processes: Processes) -> None:
         """Make sure that our method is in every worker, for a call to a missing one desynchronises vLLM's
         reply queues for ever. `__dir__` is a method of every object. Raises EngineFault."""
         answer = await ask(
@@ -95,6 +116,7 @@ class DevTransport:
                 "start vLLM with `DIR/bin/with-agent`, DIR written by `gc-sidecar install-agent`",
                 sent=False,
             )
+        self._proven_for = processes
 
 
 @dataclass(frozen=True)
@@ -102,33 +124,38 @@ class Discovery:
     """What asking one engine found. `reachable` is whether it answers HTTP at all."""
 
     transport: Transport | None
-    reasons: tuple[Reason, ...] = ()
+    obstacles: tuple[Obstacle, ...] = ()
     version: str | None = None
     reachable: bool = False
 
 
 async def discover(
-    http: httpx.AsyncClient, url: str, secret: Secret, timeout_s: float
+    http: httpx.AsyncClient,
+    url: str,
+    secret: Secret,
+    timeout_s: float,
+    processes: Processes = NOBODY,
 ) -> Discovery:
     """Ask the engine at `url`: its version, then for the plugin, then for dev mode. Never raises."""
     try:
         version = await _ask_version(http, url, timeout_s)
     except EngineFault as fault:
-        return Discovery(None, (_as_reason(fault),))
+        return Discovery(None, (fault.as_obstacle(),))
     if version is not None and is_too_old(version):
-        reason = Reason(
+        obstacle = Obstacle(
             "engine_too_old",
             f"vLLM {version} is older than {FLOOR[0]}.{FLOOR[1]}; nothing is sent to it",
             "upgrade vLLM, or use the board (--run-dir)",
         )
-        return Discovery(None, (reason,), version, reachable=True)
-    reasons: list[Reason] = []
-    for find in (_find_plugin, _find_dev):
-        try:
-            return Discovery(await find(http, url, secret, timeout_s), (), version, True)
-        except EngineFault as fault:
-            reasons.append(_as_reason(fault))
-    return Discovery(None, tuple(reasons), version, reachable=True)
+        return Discovery(None, (obstacle,), version, reachable=True)
+    try:
+        return Discovery(await _find_plugin(http, url, secret, timeout_s), (), version, True)
+    except EngineFault as fault:
+        no_plugin = fault.as_obstacle()
+    try:
+        return Discovery(await _find_dev(http, url, timeout_s, processes), (), version, True)
+    except EngineFault as fault:
+        return Discovery(None, (no_plugin, fault.as_obstacle()), version, reachable=True)
 
 
 def is_too_old(version: str) -> bool:
@@ -180,10 +207,10 @@ async def _find_plugin(
 
 
 async def _find_dev(
-    http: httpx.AsyncClient, url: str, _secret: Secret, timeout_s: float
+    http: httpx.AsyncClient, url: str, timeout_s: float, processes: Processes
 ) -> Transport:
     transport = DevTransport(http, url)
-    await transport.prove(timeout_s)
+    await transport.prove(timeout_s, processes)
     return transport
 
 
@@ -222,7 +249,3 @@ def _secret_missing() -> EngineFault:
         "share the run directory (--run-dir), or give --engine-token-file",
         sent=False,
     )
-
-
-def _as_reason(fault: EngineFault) -> Reason:
-    return Reason(fault.code, fault.detail, fault.remedy)

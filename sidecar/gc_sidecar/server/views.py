@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import shlex
 from typing import Any
+from urllib.parse import quote
 
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.desired import Desired
 from gc_sidecar.server.logs import rfc3339
+from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.operations import Line, Operation
 from gc_sidecar.server.reports import Report
 from gc_sidecar.server.roster import Roster, Row
-from gc_sidecar.server.sight import Reason
 
 NANO = 1e-9
 MEMORY_FIELDS = (
@@ -29,13 +30,13 @@ MEMORY_FIELDS = (
 
 def status_view(coordinator: Coordinator, roster: Roster) -> dict[str, Any]:
     """GET /gc"""
-    running = coordinator.running_id and coordinator.ledger.get(coordinator.running_id)
+    knowledge, running = coordinator.knowledge, coordinator.running
     return {
-        "policy": policy_view(coordinator.desired, roster),
+        "policy": policy_view(knowledge.desired, roster),
         "coverage": {"acknowledged": roster.acknowledged, "expected": roster.expected},
-        "transport": coordinator.engines.transport,
+        "transport": knowledge.engines.transport,
         "operation": operation_view(running) if running else None,
-        "reasons": [reason_view(reason) for reason in coordinator.reasons(roster)],
+        "reasons": [obstacle_view(each) for each in knowledge.obstacles(roster)],
         "processes": [row_view(row) for row in roster.rows],
     }
 
@@ -72,6 +73,8 @@ def row_view(row: Row) -> dict[str, Any]:
     enabled = numbers.get("gc_enabled")
     thresholds = report.thresholds if report else (None, None, None)
     collecting_s = row.page.collecting_s if row.page else None
+    # Why a policy ended stays to be told when the process has been brought in line again.
+    reason = row.reason or (state.reason if state else None)
     return {
         "role": row.key.role,
         "roles": list(row.roles),
@@ -80,7 +83,7 @@ def row_view(row: Row) -> dict[str, Any]:
         "pid": identity.pid if identity else None,
         "host": identity.host if identity else None,
         "state": row.state,
-        "reason": str(row.reason) if row.reason else None,
+        "reason": str(reason) if reason else None,
         "mode": state.mode if state else None,
         "observed_generation": state.generation if state else None,
         "ready": state.ready if state else None,
@@ -108,9 +111,14 @@ def _pause_view(report: Report | None, generation: int) -> dict[str, Any]:
     }
 
 
-def reason_view(reason: Reason) -> dict[str, Any]:
+def obstacle_view(obstacle: Obstacle) -> dict[str, Any]:
     """Something that stands in the way."""
-    return {"code": reason.code, "detail": reason.detail, "remedy": reason.remedy}
+    return {
+        "code": obstacle.code,
+        "detail": obstacle.detail,
+        "remedy": obstacle.remedy,
+        "blocking": obstacle.blocking,
+    }
 
 
 def operation_view(operation: Operation) -> dict[str, Any]:
@@ -156,7 +164,8 @@ def change_view(operation: Operation, base_url: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"operation": operation_view(operation)}
     expires_at = operation.lease_expires_at
     if expires_at is not None and operation.change.kind in ("freeze", "budget", "lease"):
-        url = f"{base_url}/gc/lease?owner={operation.change.owner}"
+        owner = quote(operation.change.owner, safe="")
+        url = f"{base_url}/gc/lease?owner={owner}"
         answer["lease"] = {
             "expires_at": time_view(expires_at),
             "renew": f"curl -X POST {shlex.quote(url)}",

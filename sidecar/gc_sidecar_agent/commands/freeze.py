@@ -6,6 +6,7 @@ A thin layer over `POST /gc/freeze`; the flags are the route's fields.
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 from gc_sidecar_agent.client import Answer, Client
@@ -90,5 +91,8 @@ def _show(document: dict[str, Any]) -> str:
     if isinstance(lease, dict):
         ends = word(lease.get("expires_at"))
         lines.append(f"the lease ends at {ends}: freeze again as the same owner to renew it")
-    lines.append("back to normal with: gc-sidecar restore")
+    operation = document.get("operation")
+    owner = operation.get("owner") if isinstance(operation, dict) else None
+    named = f" --owner {shlex.quote(word(owner))}" if owner not in (None, "anonymous") else ""
+    lines.append(f"back to normal with: gc-sidecar restore{named}")
     return "\n".join(lines)

@@ -117,7 +117,7 @@ def show(document: dict[str, Any]) -> str:
     notes += [
         f"{name_of(process)}: collecting for {seconds(process['collecting_for_s'])}"
         for process in processes
-        if process.get("collecting_for_s")
+        if process.get("collecting_for_s") and process.get("state") != "gone"
     ]
     notes += [
         f"{name_of(process)}: restored, but its collection has not come yet"

@@ -8,6 +8,7 @@ import math
 import os
 import queue
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -60,7 +61,7 @@ def run_agent(run_dir: str | None, roles: list[str], ready: bool, grace_s: float
         agent.start(role, 1, 3, TOPOLOGY, "stand-in 1.0")
     if ready:
         agent.set_ready()
-    names = {**globals(), "agent": agent, "cycles": [], "ran_on": []}
+    names = {**globals(), "agent": agent, "cycles": [], "ran_on": [], "resource": resource}
     gc.callbacks.append(
         lambda phase, info: (
             names["ran_on"].append(threading.current_thread().name)
@@ -285,7 +286,7 @@ def test_a_process_whose_page_is_damaged_survives_and_has_a_new_one(
 
             def renewed(old: PageContent = old) -> PageContent | None:
                 names = [name for name in list_pages(str(tmp_path)) if name != old.name]
-                return read_page(str(tmp_path), names[0]) if names else None
+                return read_page(str(tmp_path), names[0], rings=True) if names else None
 
             new = wait_until(renewed)
             # Whoever sees it first sees all of it: no counter begins at 0 again.
@@ -293,6 +294,7 @@ def test_a_process_whose_page_is_damaged_survives_and_has_a_new_one(
             assert new.description["state"]["mode"] == "freeze"
             assert new.description["identity"]["page_error"] is None
             assert (new.numbers["gen2_count"] or 0) >= (old.numbers["gen2_count"] or 0) >= 1
+            assert new.full_pauses[: len(old.full_pauses)] == old.full_pauses
             (tmp_path / old.name).unlink(missing_ok=True)
         assert engine.ask("len(os.listdir('/proc/self/fd'))") == descriptors
         assert engine.rpc("restore", 2)["outcome"]["ok"]
@@ -340,8 +342,8 @@ def test_a_run_directory_that_comes_late_has_a_page_soon(tmp_path: Path) -> None
         # Gone again, with everything in it.
         shutil.rmtree(late)
         engine.poll_often()
-        assert "removed" in engine.ask("agent._page_error") or "No such" in engine.ask(
-            "agent._page_error"
+        assert "removed" in engine.ask("agent.publisher.error") or "No such" in engine.ask(
+            "agent.publisher.error"
         )
         late.mkdir()
         wait_until(engine.page_or_none)
@@ -459,6 +461,19 @@ def test_a_damaged_board_is_told_on_the_page_and_the_next_good_one_followed(
         assert "board" in engine.identity()["agent_error"]
         write_board(str(tmp_path), Board(freeze(1), lease=lease(1, 60)))
         engine.wait_for(mode="freeze")
+        wait_until(lambda: engine.identity()["agent_error"] is None)
+
+
+def test_a_board_that_could_not_be_opened_for_a_moment_is_read_later(tmp_path: Path) -> None:
+    with Engine(tmp_path, "api_server") as engine:
+        # No descriptor is left in the process, as where vLLM has many connections.
+        limit = engine.ask("resource.getrlimit(resource.RLIMIT_NOFILE)")
+        engine.ask(f"resource.setrlimit(resource.RLIMIT_NOFILE, (3, {limit[1]}))")
+        write_board(str(tmp_path), Board(freeze(1), lease=lease(1, 60)))
+        engine.poll_often()
+        assert engine.ask("agent.policy.mode") == "off"
+        engine.ask(f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit[0]}, {limit[1]}))")
+        engine.wait_for(mode="freeze", generation=1)
 
 
 # --- leases on the board ---
@@ -682,7 +697,10 @@ def fork_from_an_agent(run_dir: str) -> None:
         threads = [thread.name for thread in threading.enumerate()]
         callbacks = len(gc.callbacks)
         description = this_process().description()
-        say([os.getpid(), gc_now, threads, callbacks, description])
+        open_files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        mapped = Path("/proc/self/maps").read_text()
+        of_parent = [name for name in (*open_files, mapped) if ".page" in name]
+        say([os.getpid(), gc_now, threads, callbacks, description, of_parent])
         hear()
         this_process().start("worker", 0, 1, TOPOLOGY, "stand-in")
         reply = this_process().handle(freeze(1).to_dict())
@@ -703,10 +721,11 @@ def test_a_forked_child_begins_anew_and_leaves_its_parent_alone(tmp_path: Path) 
 
     with Child(fork_from_an_agent, run_dir=run_dir) as child:
         assert child.hear() == "forking"
-        pid, gc_now, threads, callbacks, description = child.hear()
+        pid, gc_now, threads, callbacks, description, of_parent = child.hear()
         assert gc_now == as_found()
         assert threads == ["MainThread"]
         assert callbacks == 0
+        assert of_parent == []
         assert description["identity"]["roles"] == []
         assert description["identity"]["pid"] == pid
         state = description["state"]

@@ -370,8 +370,9 @@ def test_calls_on_the_main_thread_meanwhile_meet_no_deadlock() -> None:
         lock.release()
         calls += 1
     assert asking.error is None
-    assert triggers(meter).count("maintain") == 100
-    assert triggers(meter).count("restore") == calls
+    # Each of them ran, and none ran twice. (The ring may have forgotten the first ones.)
+    assert meter.words[NUMBER_INDEX["gen2_count"]] == 100 + calls
+    assert set(triggers(meter)) == {"maintain", "restore"}
 
 
 @in_own_process

@@ -106,12 +106,15 @@ def test_torch_is_never_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_is_not_initialised_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
 
-    def touched() -> int:
+    def touched(*_: Any) -> int:
         calls.append(True)  # this would initialise the device
         return 1
 
     cuda = SimpleNamespace(
-        is_initialized=lambda: False, memory_allocated=touched, memory_reserved=touched
+        is_initialized=lambda: False,
+        device_count=touched,
+        memory_allocated=touched,
+        memory_reserved=touched,
     )
     stand_in_torch(monkeypatch, cuda)
     assert read_device_memory() == (None, None)

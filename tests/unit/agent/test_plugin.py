@@ -524,7 +524,7 @@ def test_other_calls_of_the_api_server_are_vllms_own(tmp_path: Path) -> None:
         (
             {"data_parallel_size": 4, "data_parallel_index": 2, "local_engines_only": True},
             2,
-            Topology((2,), 1, 1),
+            Topology((2,), 1, None),
         ),
         (
             {
@@ -534,7 +534,7 @@ def test_other_calls_of_the_api_server_are_vllms_own(tmp_path: Path) -> None:
                 "data_parallel_size_local": 2,
             },
             4,
-            Topology((4, 5), 1, 1),
+            Topology((4, 5), 1, None),
         ),
         ({"_api_process_count": 3}, 0, Topology((0,), 1, 3)),
     ],
@@ -547,6 +547,27 @@ def test_the_processes_that_a_configuration_tells_of(
     parallel_config = SimpleNamespace(**parallel)
     assert plugin._dp_rank(parallel_config) == dp_rank
     assert plugin._topology(parallel_config) == topology
+
+
+def test_with_a_load_balancer_outside_only_api_servers_know_how_many_they_are() -> None:
+    local = SimpleNamespace(
+        data_parallel_size=4, data_parallel_index=2, local_engines_only=True, _api_process_count=2
+    )
+    assert plugin._topology(local).api_servers is None
+    assert plugin._topology(local, is_api_server=True) == Topology((2,), 1, 2)
+
+
+@in_own_process
+def test_an_api_server_behind_a_load_balancer_has_its_engines_rank(tmp_path: Path) -> None:
+    api_server(
+        tmp_path,
+        StandInClient(1),
+        data_parallel_size=4,
+        data_parallel_index=3,
+        local_engines_only=True,
+    )
+    agent = this_process()
+    assert (agent.roles, agent.dp_rank, agent.rank) == (["api_server"], 3, 0)
 
 
 @pytest.mark.parametrize(

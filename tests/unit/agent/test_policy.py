@@ -858,6 +858,51 @@ def test_a_restore_that_finds_the_collection_still_pending_is_observed_all_the_s
 
 
 @in_own_process
+def test_a_maintain_that_fails_while_a_collection_is_pending_freezes_nothing() -> None:
+    subject, before, cycle = leave_pending(True)
+    assert not subject.do("maintain", collect=busy).ok
+    assert not is_frozen(), "the garbage would be frozen again"
+    assert subject.policy.collect_pending
+    subject.does("maintain")
+    assert cycle() is None
+    assert gc_state() == before
+
+
+@in_own_process
+def test_a_child_forked_while_a_collection_is_pending_has_its_heap_frozen_as_found() -> None:
+    subject, before, _ = leave_pending(True)
+    pid = os.fork()
+    if pid == 0:
+        subject.policy.leave_behind()
+        os._exit(0 if gc_state() == before else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@in_own_process
+def test_a_heap_that_the_engine_unfroze_meanwhile_is_not_frozen_by_maintain() -> None:
+    # Sleep mode and graph capture unfreeze.
+    subject = Subject(frozen=True)
+    gc.unfreeze()
+    subject.does("maintain")
+    assert not is_frozen()
+    gc.freeze()
+    subject.does("maintain")
+    assert is_frozen()
+
+
+@in_own_process
+def test_a_lease_of_another_generation_is_not_renewed() -> None:
+    Clock()
+    subject = Subject()
+    subject.does("freeze", generation=5, lease_s=30)
+    for generation in (4, 6):
+        assert not subject.policy.renew_lease(1000, generation)
+    assert subject.policy.lease_remaining_s() == 30
+    assert subject.policy.renew_lease(1000, 5)
+    assert subject.policy.lease_remaining_s() == 1000
+
+
+@in_own_process
 def test_a_collection_that_ran_already_is_not_the_one_that_is_pending() -> None:
     gc.set_threshold(50, 3, 7)
     subject = Subject(frozen=True)
@@ -908,12 +953,12 @@ def test_a_forked_child_has_gc_as_its_parent_found_it(frozen: bool) -> None:
     with subject.policy._lock:  # held by another thread at that moment
         pid = os.fork()
         if pid == 0:
-            subject.policy.reset_after_fork()
-            policy = subject.policy
-            fresh = (policy.mode, policy.generation, policy.exits) == (OFF, 0, {})
-            fresh = fresh and gc_state() == before
-            works = subject.do("freeze", generation=1).ok and subject.do("restore").ok
-            os._exit(0 if fresh and works and gc_state() == before else 1)
+            subject.meter.detach()
+            subject.policy.leave_behind()
+            as_found = gc_state() == before
+            own = Subject()
+            works = own.do("freeze").ok and own.do("restore").ok
+            os._exit(0 if as_found and works and gc_state() == before else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert gc_state() == during
     subject.does("restore")
@@ -934,7 +979,7 @@ def test_a_child_forked_in_the_middle_of_an_entry_has_gc_as_found(where: str) ->
         setattr(gc, where, real)
         pid = os.fork()
         if pid == 0:
-            subject.policy.reset_after_fork()
+            subject.policy.leave_behind()
             os._exit(0 if gc_state() == before else 1)
         statuses.append(os.waitpid(pid, 0)[1])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.unit.agent.own_process import environment
+
 SERVER = """
 import gc, os, signal, sys, time
 from gc_sidecar_agent.agent import this_process
@@ -34,8 +36,9 @@ serve()
 
 
 def test_a_stop_signal_during_a_collection_ends_the_process() -> None:
+    command = [sys.executable, "-c", SERVER]
     run = subprocess.run(
-        [sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=30, check=False
+        command, env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert "told to stop in callback" in run.stdout, run.stdout + run.stderr
     assert "still there" not in run.stdout, run.stderr
@@ -50,7 +53,8 @@ def test_other_ignored_exceptions_are_reported_as_before() -> None:
         "    def __del__(self): raise ValueError('in a finalizer')\n"
         "Bad()\n"
     )
+    command = [sys.executable, "-c", code]
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+        command, env=environment(), capture_output=True, text=True, timeout=60, check=True
     )
     assert "in a finalizer" in run.stderr

@@ -20,8 +20,8 @@ from typing import Any
 from gc_sidecar_agent.board import BoardError, read_board
 from gc_sidecar_agent.command import METHOD, Command, Outcome, parse_command
 from gc_sidecar_agent.page import NONE, NUMBER_NAMES, create_page, page_name
+from gc_sidecar_agent.policy import HELD_OFF
 
-HELD_OFF = 1 << 30
 POLL_S = 0.01
 MODES = {"freeze": "freeze", "budget": "budget", "restore": "off"}
 
@@ -88,8 +88,8 @@ class Process:
         self.roles, self.dp_rank, self.rank = roles, dp_rank, rank
         self.engine = engine
         # fail, refuse: {"code", "detail", "kinds"}; deaf: ignores all; deaf_to_rpc, deaf_to_board;
-        # still: no heartbeat; slow_s; page_error: has none; starting; thresholds; dead; leave: a reason;
-        # silent: acts, but does not reply; lie: replies, but its page does not show it
+        # still: no heartbeat; slow_s: collects for so long; page_error: has none; starting; thresholds;
+        # dead; leave: a reason; silent: acts, but does not reply; lie: replies, but its page does not show it
         self.behaviour: dict[str, Any] = dict(engine.at_birth.get(self.name, {}))
         self.lock = threading.RLock()
         self.born()
@@ -108,6 +108,7 @@ class Process:
         self.lease_deadline: float | None = None
         self.lease_sequence = 0
         self.heartbeat = 0
+        self.collecting_since_ns = 0
         self.page: Any = None
         run_dir = self.engine.run_dir
         if run_dir and not self.behaviour.get("page_error"):
@@ -121,7 +122,10 @@ class Process:
 
     def carry_out(self, command: Command) -> Outcome:
         if self.behaviour.get("slow_s"):
+            self.collecting_since_ns = 1
+            self.publish()
             time.sleep(self.behaviour["slow_s"])
+            self.collecting_since_ns = 0
         with self.lock:
             outcome = self.outcomes.get(command.operation_id)
             if outcome is None:
@@ -141,13 +145,18 @@ class Process:
         if command.kind == "observe":
             return outcome
         if command.kind == "lease":
-            if self.mode != "off":
-                self.lease_deadline = time.monotonic() + command.lease_s
+            if self.mode == "off" or self.generation != command.generation:
+                return Outcome(
+                    command.operation_id, "unknown", 0, False, "not_in_policy", "no such policy"
+                )
+            self.lease_deadline = time.monotonic() + command.lease_s
             return outcome
         for key in ("fail", "refuse"):
             refusal = self.behaviour.get(key)
             if refusal and command.kind in refusal.get("kinds", ("freeze", "budget", "maintain")):
                 code, detail = refusal["code"], refusal.get("detail", "told to")
+                if code == "freeze_failed":
+                    self.leave(code)
                 if key == "refuse":
                     self.refused = {
                         "generation": command.generation, "code": code, "detail": detail
@@ -161,16 +170,22 @@ class Process:
             return Outcome(
                 command.operation_id, command.kind, self.generation, False, "stale_generation"
             )
+        if not self.mode == MODES[command.kind] == "off":
+            self.reason = None
         self.mode, self.generation = MODES[command.kind], command.generation
         self.command = None if self.mode == "off" else command
-        self.reason = self.refused = None
+        self.refused = None
         self.lease_deadline = None if self.mode == "off" else time.monotonic() + command.lease_s
         return outcome
 
+    def poll_for_ever(self) -> None:
+        while True:
+            if not self.behaviour.get("dead"):
+                self.poll()
+            time.sleep(POLL_S)
+
     def poll(self) -> None:
         with self.lock:
-            if self.page is None and not self.behaviour.get("page_error"):
-                return
             if self.lease_deadline is not None and time.monotonic() >= self.lease_deadline:
                 self.leave("lease_expired")
             if not self.behaviour.get("deaf") and not self.behaviour.get("deaf_to_board"):
@@ -262,7 +277,9 @@ class Process:
                 },
             },
             "numbers": numbers,
-            "collecting_since_ns": self.behaviour.get("collecting_since_ns", 0),
+            "collecting_since_ns": (
+                self.behaviour.get("collecting_since_ns", 0) or self.collecting_since_ns
+            ),
         }  # fmt: skip
 
     def reply(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -284,6 +301,8 @@ class Engine:
         self.dp_ranks = config.get("dp_ranks", list(range(config.get("dp", 1))))
         self.workers = config.get("workers", 2)
         self.api_servers = config.get("api_servers", 1)
+        # An external load balancer: this is one launch of several, with its own part of the ranks.
+        self.external = config.get("external", False)
         # rpc: plugin, dev or none; token: where the plugin's secret lies; answer: how a call is answered;
         # running and waiting: vLLM's metrics; names: what `__dir__` tells; hang: seconds before an
         # answer; away: hangs up at once, as an engine that is being restarted does
@@ -301,7 +320,8 @@ class Engine:
             self.processes.append(Process(roles, 0, 0, self))
         else:
             for rank in range(self.api_servers):
-                self.processes.append(Process(["api_server"], 0, rank, self))
+                dp_rank = self.dp_ranks[0] if self.external else 0
+                self.processes.append(Process(["api_server"], dp_rank, rank, self))
             for dp_rank in self.dp_ranks:
                 self.processes.append(Process(["engine_core"], dp_rank, 0, self))
                 for rank in range(self.workers):
@@ -317,7 +337,7 @@ class Engine:
         return {
             "dp_ranks": self.dp_ranks if knows_all else [process.dp_rank],
             "workers": self.workers,
-            "api_servers": self.api_servers,
+            "api_servers": None if self.external and not knows_all else self.api_servers,
         }
 
     def command(self, request: dict[str, Any]) -> list[Any]:
@@ -353,12 +373,9 @@ class Engine:
             results[-1] = "None"
         return results
 
-    def poll_for_ever(self) -> None:
-        while True:
-            for process in self.processes:
-                if not process.behaviour.get("dead"):
-                    process.poll()
-            time.sleep(POLL_S)
+    def start_polls(self) -> None:
+        for process in self.processes:
+            threading.Thread(target=process.poll_for_ever, daemon=True).start()
 
     def order(self, order: dict[str, Any]) -> None:
         if "engine" in order:
@@ -474,7 +491,7 @@ def main() -> None:
     Handler.engine = engine
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    threading.Thread(target=engine.poll_for_ever, daemon=True).start()
+    engine.start_polls()
     print(server.server_address[1], flush=True)
     server.serve_forever()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,11 @@ async def test_a_failed_freeze_is_told_with_its_own_code(
     await sidecar.until_seen("plugin", 4)
     problem = assert_problem(await sidecar.client.post("/gc/freeze"), 502, "freeze_failed")
     assert "made to fail" in problem["detail"]
+    assert problem["rolled_back"] is True
     assert modes(engine) == {"off"}
+    row = (await sidecar.status())["processes"][2]
+    assert row["state"] == "applied", "the rollback brought it back in line"
+    assert row["reason"].startswith("freeze_failed: "), "and it still tells why it failed"
 
 
 async def test_rolling_back_brings_the_freeze_before_back(
@@ -204,6 +209,39 @@ async def test_rolling_back_brings_the_freeze_before_back(
     assert (policy.interval_s, policy.generation, policy.collect_first) == (11.0, 3, False)
     engine.set_process("worker-0-0", deaf=False)
     await sidecar.until(lambda s: s["coverage"] == {"acknowledged": 4, "expected": 4})
+
+
+async def test_an_incomplete_restore_tells_of_no_rollback(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    await sidecar.client.post("/gc/freeze")
+    engine.set_process("worker-0-1", deaf=True)
+    answer = await sidecar.client.post("/gc/restore?deadline_s=0.5")
+    problem = assert_problem(answer, 502, "incomplete_coverage")
+    assert "rolled_back" not in problem
+    assert problem["operation"]["rolled_back"] is None
+    assert (await sidecar.status())["policy"]["mode"] == "off", "it stays wanted"
+
+
+async def test_the_detail_of_an_incomplete_change_names_the_processes_and_no_more(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(workers=8)
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 10)
+    for rank in range(8):
+        engine.set_process(f"worker-0-{rank}", deaf=True)
+    answer = await sidecar.client.post("/gc/freeze?deadline_s=0.5")
+    problem = assert_problem(answer, 502, "incomplete_coverage")
+    assert problem["detail"] == (
+        "2 of 10 processes did it; not worker dp0 rank 0 (no_answer), worker dp0 rank 1 (no_answer),"
+        " worker dp0 rank 2 (no_answer), worker dp0 rank 3 (no_answer), worker dp0 rank 4 (no_answer)"
+        " and 3 more"
+    )
+    assert all(p["detail"] for p in problem["operation"]["processes"][2:])
 
 
 async def test_a_missing_rank_is_named_and_the_others_are_rolled_back(
@@ -292,6 +330,23 @@ async def test_several_engines_are_one(
     assert [len(engine.calls()) for engine in (first, second)] == [1, 1]
 
 
+async def test_launches_behind_an_external_load_balancer_do_not_hide_each_other(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    launches = [start_engine(workers=1, dp_ranks=[rank], external=True) for rank in (0, 1)]
+    sidecar = await start_sidecar(*launches)
+    status = await sidecar.until_seen("plugin", 6)
+    assert names(status["processes"]) == (
+        "api_server-0-0", "api_server-1-0", "engine_core-0-0", "engine_core-1-0",
+        "worker-0-0", "worker-1-0",
+    )  # fmt: skip
+    assert (await sidecar.client.post("/gc/freeze")).status_code == 200
+    launches[0].set_process("api_server-0-0", deaf=True)
+    answer = await sidecar.client.post("/gc/restore?deadline_s=0.5")
+    problem = assert_problem(answer, 502, "incomplete_coverage")
+    assert "api_server dp0 rank 0" in problem["detail"]
+
+
 # --- owners ---
 
 
@@ -314,6 +369,19 @@ async def test_another_owner_ends_a_policy_only_with_force(
     assert answer.status_code == 200
     assert (await sidecar.status())["policy"]["owner"] == "bench-2"
     assert (await sidecar.client.post("/gc/restore?owner=bench-2")).status_code == 200
+
+
+async def test_the_line_that_renews_a_lease_works_for_any_owner(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    sidecar = await start_sidecar(start_engine(workers=1))
+    await sidecar.until_seen("plugin", 3)
+    owner = "bench & co #1/2 'a'"
+    answer = await sidecar.client.post("/gc/freeze", json={"owner": owner})
+    *_, url = shlex.split(answer.json()["lease"]["renew"])
+    renewed = await sidecar.client.post(url)
+    assert renewed.status_code == 200, renewed.text
+    assert renewed.json()["operation"]["owner"] == owner
 
 
 async def test_freeze_again_by_the_same_owner_renews_the_lease_and_nothing_else(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gc_sidecar_agent.board import Board, Lease, read_board, write_board
 from gc_sidecar_agent.command import Command
-from tests.unit.server.conftest import StartSidecar
+from tests.unit.server.conftest import FAST, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
 from tests.unit.server.test_requests import assert_problem
 
@@ -69,9 +71,92 @@ async def test_a_process_that_left_the_policy_is_named_at_a_renewal(
     await sidecar.client.post("/gc/freeze")
     engine.set_process("worker-0-1", leave="rss_growth")
     await sidecar.until(lambda s: s["coverage"]["acknowledged"] == 3)
-    problem = assert_problem(await sidecar.client.post("/gc/lease"), 502, "incomplete_coverage")
+    problem = assert_problem(await sidecar.client.post("/gc/lease"), 502, "not_in_policy")
     assert problem["operation"]["processes"][3]["code"] == "not_in_policy"
     assert "rss_growth" in problem["operation"]["processes"][3]["detail"]
+    assert "worker dp0 rank 1" in problem["detail"]
+    assert problem["detail"].endswith("the lease of the others was renewed")
+
+
+async def test_a_process_without_a_page_that_left_the_policy_answers_so(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
+    sidecar = await start_sidecar(engine, run_dir=None)
+    await sidecar.until_seen("dev", 4)
+    await sidecar.client.post("/gc/freeze")
+    engine.set_process("worker-0-1", leave="rss_growth")
+    assert (await sidecar.status())["coverage"]["acknowledged"] == 4, "nothing could tell"
+    problem = assert_problem(await sidecar.client.post("/gc/lease"), 502, "not_in_policy")
+    assert [p["ok"] for p in problem["operation"]["processes"]] == [True, True, True, False]
+    status = await sidecar.status()
+    assert status["processes"][3]["state"] == "drifted"
+    assert status["processes"][3]["reason"].startswith("rss_growth")
+
+
+async def test_freeze_again_enters_it_anew_where_only_the_renewal_told_that_a_process_left(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
+    sidecar = await start_sidecar(engine, run_dir=None)
+    await sidecar.until_seen("dev", 4)
+    await sidecar.client.post("/gc/freeze")
+    engine.set_process("worker-0-1", leave="rss_growth")
+    answer = await sidecar.client.post("/gc/freeze")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["operation"]["generation"] == 2
+    assert engine.process("worker-0-1")["mode"] == "freeze"
+
+
+async def test_a_renewal_that_could_not_be_sent_leaves_the_lease_as_it_was(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
+    sidecar = await start_sidecar(engine, run_dir=None)
+    await sidecar.until_seen("dev", 4)
+    before = (await sidecar.client.post("/gc/freeze?lease_s=50")).json()["lease"]["expires_at"]
+    engine.set(answer="500")
+    assert_problem(await sidecar.client.post("/gc/lease?lease_s=500"), 502, "engine_http_500")
+    after = (await sidecar.status())["policy"]
+    assert after["mode"] == "freeze"
+    assert after["lease_expires_at"][:18] == before[:18]
+
+
+async def test_a_renewal_that_nobody_took_is_taken_back_on_the_board_too(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    before = (await sidecar.client.post("/gc/freeze?lease_s=50")).json()["lease"]["expires_at"]
+    first = read_board(str(run_dir)).lease
+    for name in ("api_server-0-0", "engine_core-0-0", "worker-0-0", "worker-0-1"):
+        engine.set_process(name, deaf=True)
+    answer = await sidecar.client.post("/gc/lease?lease_s=500&deadline_s=0.5")
+    problem = assert_problem(answer, 502, "incomplete_coverage")
+    assert "others" not in problem["detail"]
+    assert (await sidecar.status())["policy"]["lease_expires_at"][:18] == before[:18]
+    last = read_board(str(run_dir)).lease
+    assert first is not None
+    assert last is not None
+    assert last.sequence > first.sequence, "or an agent would not read it"
+    assert abs(last.expires_at - first.expires_at) < 1
+
+
+async def test_without_pages_the_end_of_a_lease_is_seen_by_asking_once(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
+    timing = replace(FAST, first_retry_s=0.5, last_retry_s=1.0)
+    sidecar = await start_sidecar(engine, run_dir=None, timing=timing)
+    await sidecar.until_seen("dev", 4)
+    await sidecar.client.post("/gc/freeze?lease_s=1")
+    status = await sidecar.until(lambda s: s["policy"]["mode"] == "off")
+    assert {row["state"] for row in status["processes"]} == {"pending"}
+    await sidecar.until(lambda s: s["coverage"] == {"acknowledged": 4, "expected": 4})
+    await asyncio.sleep(1.5)
+    kinds = [call.get("kind") for call in engine.calls()]
+    assert kinds[kinds.index("freeze") + 1 :].count("observe") == 1
 
 
 async def test_a_lease_that_ends_ends_the_desired_policy_too(

@@ -139,6 +139,37 @@ async def test_what_goes_on_is_given_up_at_a_bound(
     assert ended["code"] == "outcome_unknown"
 
 
+async def test_over_the_board_alone_a_process_that_collects_is_waited_for_as_well(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar()
+    await sidecar.until_seen("board", 4)
+    engine.set_process("worker-0-0", slow_s=1.5)
+    answer = await sidecar.client.post("/gc/maintain?deadline_s=0.5&operation_id=long")
+    assert answer.status_code == 202
+    assert answer.headers["location"] == "/gc/operations/long"
+    await sidecar.until(lambda status: status["operation"] is None)
+    ended = (await sidecar.client.get("/gc/operations/long")).json()["operation"]
+    assert ended["state"] == "applied"
+    assert ended["duration_s"] >= 1.4
+
+
+async def test_one_that_never_ends_collecting_is_given_up_at_the_bound(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(timing=replace(FAST, background_limit_s=1.0))
+    await sidecar.until_seen("board", 4)
+    engine.set_process("worker-0-0", deaf=True, collecting_since_ns=5)
+    answer = await sidecar.client.post("/gc/maintain?deadline_s=0.3&operation_id=long")
+    assert answer.status_code == 202
+    await sidecar.until(lambda status: status["operation"] is None)
+    ended = (await sidecar.client.get("/gc/operations/long")).json()["operation"]
+    assert (ended["state"], ended["code"]) == ("unknown", "incomplete_coverage")
+    assert 0.9 < ended["duration_s"] < 3
+
+
 async def test_over_the_board_alone_the_deadline_ends_it(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:

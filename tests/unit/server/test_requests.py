@@ -9,6 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gc_sidecar.server.requests import PolicyFields
+from gc_sidecar_agent.command import Command, parse_command
+from gc_sidecar_agent.commands.status import show as show_status
+from gc_sidecar_agent.gate import POLICIES
 from tests.unit.server.conftest import Sidecar, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
 
@@ -158,11 +162,44 @@ async def test_the_format_may_be_asked_for_beside_a_body(seen: Sidecar) -> None:
     answer = await seen.client.post("/gc/freeze?format=table", json={"owner": "me"})
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")
-    assert answer.text.startswith("freeze applied (")
+    assert answer.text.startswith("freeze applied by 3 of 3 processes in ")
     assert "worker" in answer.text
     table = (await seen.client.get("/gc?format=table")).text
-    assert "policy     freeze (generation 1, owner me)" in table
+    status = (await seen.client.get("/gc")).json()
+    assert table.splitlines()[:4] == show_status(status).splitlines()[:4], "as `gc-sidecar status`"
+    assert "freeze, generation 1, owner me" in table
     assert table.endswith("\n")
+
+
+async def test_what_a_process_says_cannot_command_a_terminal(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    error = {"page_error": "a\x1b[2Jb\nc"}
+    sidecar = await start_sidecar(start_engine(processes={"worker-0-1": error}))
+    await sidecar.until(lambda s: [r["code"] for r in s["reasons"]] == ["page_error"])
+    table = (await sidecar.client.get("/gc?format=table")).text
+    assert "a?[2Jb?c" in table
+
+
+def test_the_modes_that_may_be_asked_for_are_those_of_the_agent() -> None:
+    modes = PolicyFields.model_json_schema()["properties"]["mode"]["enum"]
+    assert tuple(modes) == POLICIES
+
+
+@pytest.mark.parametrize("budget", [1.9, 2, 60_000, 60_001])
+def test_a_pause_budget_is_taken_where_the_agent_takes_it(budget: float) -> None:
+    command = Command("budget", "id", 1, pause_budget_ms=budget).to_dict()
+    accepted = []
+    for check in (
+        lambda: PolicyFields(mode="budget", pause_budget_ms=budget),
+        lambda: parse_command(command),
+    ):
+        try:
+            check()
+            accepted.append(True)
+        except ValueError:
+            accepted.append(False)
+    assert accepted[0] == accepted[1]
 
 
 async def test_a_body_that_starts_with_a_brace_is_json_under_the_default_type_of_curl(

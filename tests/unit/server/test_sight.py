@@ -113,8 +113,10 @@ async def test_thresholds_that_do_not_fit_are_drift(
     await until_state(sidecar, "worker-0-1", "applied")
     engine.set_process("worker-0-1", thresholds=[700, 10, 10])
     await until_state(sidecar, "worker-0-1", "drifted")
-    engine.set_process("worker-0-1", thresholds=[1, 0, 0])  # armed, for a moment
+    engine.set_process("worker-0-1", thresholds=None)
     await until_state(sidecar, "worker-0-1", "applied")
+    engine.set_process("worker-0-1", thresholds=[1, 0, 0])
+    await until_state(sidecar, "worker-0-1", "drifted")
 
 
 async def test_leftovers_of_an_earlier_larger_engine_are_not_expected(
@@ -171,7 +173,7 @@ async def test_whatever_lies_in_the_run_directory_stops_nothing(
     sidecar = await start_sidecar(start_engine())
     await sidecar.until_seen("plugin", 4)
     assert (await sidecar.client.post("/gc/freeze")).status_code == 200
-    assert len(sidecar.services.coordinator.sight.snapshot.unreadable) == 5
+    assert len(sidecar.services.coordinator.knowledge.sight.snapshot.unreadable) == 5
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,27 @@ async def test_why_nothing_is_seen_is_told(
     ready = await sidecar.open_client.get("/readyz")
     assert ready.status_code == 503
     assert code in {reason["code"] for reason in ready.json()["reasons"]}
+    assert any(reason["blocking"] for reason in ready.json()["reasons"])
+
+
+async def test_what_keeps_it_from_being_ready_is_told_first_and_the_rest_beside_it(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    (run_dir / "worker-dp9-r4-1-00000004.page").write_bytes(os.urandom(PAGE_BYTES))
+    engine = start_engine()
+    engine.set_process("worker-0-1", starting=True)
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    ready = await sidecar.open_client.get("/readyz")
+    assert ready.status_code == 503
+    assert ready.json()["detail"] == "worker dp0 rank 1 has not finished its start-up"
+    blocking = {reason["code"]: reason["blocking"] for reason in ready.json()["reasons"]}
+    assert blocking == {"page_damaged": False, "engine_starting": True}
+    engine.set_process("worker-0-1", starting=False)
+    await sidecar.until(lambda s: all(p["ready"] for p in s["processes"]))
+    ready = await sidecar.open_client.get("/readyz")
+    assert ready.status_code == 200
+    assert [reason["code"] for reason in ready.json()["reasons"]] == ["page_damaged"]
 
 
 async def test_an_unreadable_run_directory_is_told(

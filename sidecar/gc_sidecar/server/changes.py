@@ -1,0 +1,320 @@
+"""The changes that can be asked for, each a function: a policy, a maintenance, the renewal of a lease.
+
+A policy is for all processes or none: where it is not complete, what was before is brought back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gc_sidecar.server.attempt import Attempt, problem_of
+from gc_sidecar.server.carrier import Carrier, Overtime
+from gc_sidecar.server.desired import MODE_OF_KIND, Desired, next_sequence
+from gc_sidecar.server.engine_http import EngineFault
+from gc_sidecar.server.knowledge import Knowledge
+from gc_sidecar.server.operations import Change, Ledger, Operation, new_id
+from gc_sidecar.server.problems import Problem
+from gc_sidecar.server.tasks import spawn
+from gc_sidecar.server.timing import Timing
+from gc_sidecar.server.watch import Watch, without_maintain
+from gc_sidecar_agent.board import Board
+from gc_sidecar_agent.command import POLICY_KINDS, Command
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a change is made with."""
+
+    knowledge: Knowledge
+    watch: Watch
+    carrier: Carrier
+    timing: Timing
+
+
+@dataclass(frozen=True)
+class Running:
+    """A change under way. `goes_on` is set when it outlasts its deadline, so that its caller is told so."""
+
+    change: Change
+    ledger: Ledger
+    started: float = field(default_factory=time.monotonic)
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def deadline(self) -> float:
+        """When its caller wants an answer."""
+        return self.started + self.change.deadline_s
+
+    def record(self, **fields: object) -> Operation:
+        """Replace fields of its operation."""
+        return self.ledger.update(self.change.operation_id, **fields)
+
+
+async def run(means: Means, running: Running) -> None:
+    """Make the change and record what came of it. Raises Problem where nothing was done."""
+    await _prepare(means, running.change)
+    await _RUNNERS[running.change.kind](means, running)
+
+
+# --- policies ---
+
+
+async def _run_policy(means: Means, running: Running) -> None:
+    change, knowledge, timing = running.change, means.knowledge, means.timing
+    previous = knowledge.desired
+    wanted = _wanted(knowledge, change)
+    if wanted.is_on and wanted.is_same_policy(previous) and knowledge.roster().is_covered:
+        renewal = await _renew(means, running)
+        if not any(line.code == "not_in_policy" for line in renewal.missing):
+            _finish(means, running, renewal)
+            return
+        # A process had left the policy, and nothing had shown it: enter it anew.
+        previous = knowledge.desired
+        wanted = _wanted(knowledge, change)
+    knowledge.desired = wanted
+    running.record(generation=wanted.generation)
+    command = wanted.command(change.operation_id, change.deadline_s, change.collect_first)
+    reserve_s = 0.0
+    if wanted.is_on:
+        reserve_s = min(timing.rollback_reserve_s, change.deadline_s * timing.rollback_share)
+    try:
+        attempt = await means.carrier.carry(
+            command,
+            lambda _: Board(policy=command, lease=wanted.lease()),
+            running.deadline - reserve_s,
+        )
+    except Problem:
+        knowledge.desired = previous
+        raise
+    if _is_enough(change, attempt):
+        if wanted.is_on and knowledge.desired == wanted:
+            knowledge.desired = replace(wanted, entered_at=time.time())
+        _finish(means, running, attempt)
+        return
+    rolled_back: bool | str | None = None
+    if wanted.is_on:
+        rolled_back = await _roll_back(means, previous, attempt, running.deadline)
+    state = attempt.failed_state
+    if rolled_back is True and attempt.reached_somebody:
+        state = "rolled_back"
+    elif rolled_back == "unknown":
+        state = "unknown"
+    extra = {} if rolled_back is None else {"rolled_back": rolled_back}
+    running.record(
+        state=state,
+        lines=attempt.lines,
+        rolled_back=rolled_back,
+        problem=_problem(means, attempt, extra),
+    )
+
+
+def _wanted(knowledge: Knowledge, change: Change) -> Desired:
+    generation = knowledge.next_generation()
+    lease_sequence = knowledge.desired.lease_sequence
+    if change.kind == "restore":
+        return Desired(generation=generation, lease_sequence=lease_sequence)
+    wanted = Desired(
+        mode=MODE_OF_KIND[change.kind],
+        generation=generation,
+        owner=change.owner,
+        interval_s=change.interval_s,
+        pause_budget_ms=change.pause_budget_ms,
+        max_rss_growth_bytes=change.max_rss_growth_bytes,
+        lease_sequence=lease_sequence,
+    )
+    return wanted.with_lease(change.lease_s)
+
+
+async def _roll_back(
+    means: Means, previous: Desired, attempt: Attempt, deadline: float
+) -> bool | str:
+    """Bring back what was before, in every process, under a further generation."""
+    knowledge = means.knowledge
+    if not attempt.reached_somebody:
+        knowledge.desired = previous
+        return True
+    generation = knowledge.next_generation()
+    if previous.is_on and previous.lease_remaining_s() != 0.0:
+        back = replace(previous, generation=generation)
+    else:
+        back = Desired(
+            generation=generation, lease_sequence=previous.lease_sequence, reason=previous.reason
+        )
+    knowledge.desired = back
+    left_s = max(1.0, deadline - time.monotonic())
+    command = back.command(new_id("rollback"), left_s, collect_first=False)
+    # An RPC that did not return in time may block the next one as well.
+    use_rpc = knowledge.run_dir.path is None or not attempt.rpc_pending
+    try:
+        undone = await means.carrier.carry(
+            command,
+            lambda _: Board(policy=command, lease=back.lease()),
+            time.monotonic() + left_s,
+            use_rpc=use_rpc,
+        )
+    except Problem:
+        return "unknown"
+    # Who was never there was not changed either.
+    lines = [line for line in undone.lines if line.live]
+    if any(not line.ok and line.own_code for line in lines):
+        return False
+    return True if lines and all(line.ok for line in lines) else "unknown"
+
+
+# --- maintenance ---
+
+
+async def _run_maintain(means: Means, running: Running) -> None:
+    change, knowledge, timing = running.change, means.knowledge, means.timing
+    deadline = running.deadline
+    running.record(generation=knowledge.desired.generation)
+    if change.when == "idle":
+        await _wait_until_idle(means, deadline)
+        # The waiting may have used it up; what follows goes on then.
+        left_s = deadline - time.monotonic()
+        asyncio.get_running_loop().call_later(left_s, running.goes_on.set)
+        deadline = max(deadline, time.monotonic() + timing.rollback_reserve_s)
+    command = Command(
+        kind="maintain",
+        operation_id=change.operation_id,
+        generation=knowledge.desired.generation,
+        owner=change.owner,
+        trim=change.trim,
+        deadline_s=change.deadline_s,
+    )
+    longest_s = max(timing.background_limit_s, change.deadline_s)
+    try:
+        attempt = await means.carrier.carry(
+            command,
+            lambda board: replace(board, maintain=command),
+            deadline,
+            Overtime(running.started + longest_s, running.goes_on.set),
+        )
+    finally:
+        await knowledge.run_dir.write_board(without_maintain)
+    _finish(means, running, attempt)
+
+
+async def _wait_until_idle(means: Means, deadline: float) -> None:
+    while True:
+        try:
+            busy = await means.knowledge.engines.busy_requests()
+            what = f"{busy:.0f} requests run or wait"
+        except EngineFault as fault:
+            if fault.code == "idle_unknown":
+                raise Problem("idle_unknown", fault.detail) from None
+            busy, what = 1.0, fault.detail
+        if not busy:
+            return
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise Problem("not_idle", f"at the deadline {what}; nothing was changed")
+        await asyncio.sleep(min(means.timing.idle_poll_s, left_s))
+
+
+# --- leases ---
+
+
+async def _run_lease(means: Means, running: Running) -> None:
+    if not means.knowledge.desired.is_on:
+        raise Problem("no_policy", "the policy ended before its lease was renewed")
+    attempt = await _renew(means, running)
+    _finish(means, running, attempt, "the lease of the others was renewed" if attempt.done else "")
+
+
+async def _renew(means: Means, running: Running) -> Attempt:
+    """Renew the lease of the policy in force; where nobody did, it ends when it would have ended."""
+    change, knowledge = running.change, means.knowledge
+    previous = knowledge.desired
+    desired = knowledge.desired = previous.with_lease(change.lease_s)
+    running.record(generation=desired.generation)
+    command = replace(desired.command(change.operation_id, change.deadline_s), kind="lease")
+
+    def write(board: Board) -> Board:
+        policy = board.policy
+        if policy is None or policy.generation != desired.generation:
+            policy = desired.command(new_id("policy"), change.deadline_s)
+        return Board(policy, board.maintain, desired.lease())
+
+    pages_tell_all = knowledge.run_dir.path is not None and all(
+        row.page is not None for row in knowledge.roster().rows if row.is_live
+    )
+    try:
+        attempt = await means.carrier.carry(
+            command, write, running.deadline, use_rpc=not pages_tell_all
+        )
+    except Problem:
+        knowledge.desired = previous
+        raise
+    if not attempt.done and knowledge.desired == desired:
+        await _take_back_lease(knowledge, previous)
+    return attempt
+
+
+async def _take_back_lease(knowledge: Knowledge, previous: Desired) -> None:
+    """The lease as it was, also for whoever reads of the renewal on the board only now."""
+    sequence = next_sequence(knowledge.desired.lease_sequence)
+    back = knowledge.desired = replace(previous, lease_sequence=sequence)
+    await knowledge.run_dir.write_board(
+        lambda board: (
+            replace(board, lease=back.lease())
+            if board.policy is not None and board.policy.generation == back.generation
+            else board
+        )
+    )
+
+
+# --- what they have in common ---
+
+
+async def _prepare(means: Means, change: Change) -> None:
+    """Find out how to reach the engine, and refuse where there is nobody to reach."""
+    knowledge = means.knowledge
+    if not knowledge.engines.has_rpc:
+        # It was refused when it was last asked, but somebody waits now.
+        patience_s = min(means.timing.board_after_s, change.deadline_s / 2)
+        asking = spawn(means.watch.ask_engines(eagerly=True))
+        await asyncio.wait({asking}, timeout=patience_s)
+    roster = await means.watch.look(0.0)
+    if roster.reports or knowledge.engines.has_rpc:
+        return
+    if change.kind == "restore" and knowledge.run_dir.path is not None:
+        return  # the board tells every process that starts
+    obstacles = knowledge.obstacles(roster)
+    raise Problem(
+        "engine_not_seen",
+        "; ".join(obstacle.detail for obstacle in obstacles),
+        remedy=next((obstacle.remedy for obstacle in obstacles if obstacle.remedy), None),
+    )
+
+
+def _is_enough(change: Change, attempt: Attempt) -> bool:
+    return attempt.is_complete or (change.allow_partial and attempt.done > 0)
+
+
+def _finish(means: Means, running: Running, attempt: Attempt, note: str = "") -> None:
+    """Record what came of it, where nothing has to be undone. `note` is for the detail of a failure."""
+    if _is_enough(running.change, attempt):
+        state = "applied" if attempt.is_complete else "partial"
+        running.record(state=state, lines=attempt.lines)
+        return
+    problem = _problem(means, attempt, {})
+    if note:
+        problem = replace(problem, detail=f"{problem.detail}; {note}")
+    running.record(state=attempt.failed_state, lines=attempt.lines, problem=problem)
+
+
+def _problem(means: Means, attempt: Attempt, extra: Mapping[str, object]) -> Problem:
+    knowledge = means.knowledge
+    has_run_dir = knowledge.run_dir.path is not None
+    return problem_of(attempt, knowledge.why_nobody(), has_run_dir, extra)
+
+
+_RUNNERS: Mapping[str, Callable[[Means, Running], Awaitable[None]]] = {
+    **dict.fromkeys(POLICY_KINDS, _run_policy),
+    "maintain": _run_maintain,
+    "lease": _run_lease,
+}

@@ -1,0 +1,142 @@
+"""What the sidecar wants of its engine and what it knows of it: the desired policy, pages and last replies.
+
+The `roster` is made from all three. Nothing here talks to the engine or changes anything in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gc_sidecar.server.desired import Desired, desired_from_reports
+from gc_sidecar.server.engines import Engines
+from gc_sidecar.server.obstacle import Obstacle
+from gc_sidecar.server.reports import Key, Reply, Report
+from gc_sidecar.server.roster import Roster, take_roll
+from gc_sidecar.server.run_dir import RunDir
+from gc_sidecar.server.sight import Sight
+from gc_sidecar.server.timing import Timing
+from gc_sidecar.server.transports import Processes
+
+
+class Knowledge:
+    """`desired` is set by changes and by the end of a lease, everything else follows what is seen."""
+
+    def __init__(self, run_dir: RunDir, sight: Sight, engines: Engines, timing: Timing) -> None:
+        self.desired = Desired()
+        self.run_dir = run_dir
+        self.sight = sight
+        self.engines = engines
+        self._timing = timing
+        self._replies: dict[str, Report] = {}
+        # Which process (token) had the desired generation in each place.
+        self._applied: dict[Key, str] = {}
+
+    # --- processes ---
+
+    def roster(self) -> Roster:
+        """All processes, by the newest snapshot and the last replies."""
+        return take_roll(
+            self.sight.snapshot,
+            self._replies.values(),
+            self.desired,
+            self._applied,
+            self._timing.stale_after_s,
+            contact_lost=not self.engines.is_reachable,
+        )
+
+    def note_applied(self, roster: Roster) -> None:
+        """Remember who has what is desired, to know a successor that has it not."""
+        self._applied.update(
+            (row.key, row.token) for row in roster.rows if row.state == "applied" and row.token
+        )
+
+    def remember(self, replies: tuple[Reply, ...]) -> None:
+        """Keep the newest report of each place that came by RPC."""
+        for reply in replies:
+            if reply.report is None:
+                continue
+            identity = reply.report.identity
+            places = set(identity.keys)
+            self._replies = {
+                token: report
+                for token, report in self._replies.items()
+                if token == identity.token or not places & set(report.identity.keys)
+            }
+            self._replies[identity.token] = reply.report
+
+    def forget_replies(self) -> None:
+        """What they told may be of an engine that is no more."""
+        self._replies.clear()
+
+    @property
+    def processes(self) -> Processes:
+        """The living processes that pages show."""
+        identities = [page.report.identity for page in self.sight.snapshot.pages if page.alive]
+        return Processes(
+            frozenset(identity.token for identity in identities),
+            frozenset(i.token for i in identities if "engine_core" in i.roles),
+        )
+
+    # --- what is wanted ---
+
+    def adopt(self) -> None:
+        """With no word of ours, what processes have already is what is desired."""
+        if self.desired != Desired():
+            return
+        reports = [page.report for page in self.sight.snapshot.pages if page.alive]
+        reports = reports or list(self._replies.values())
+        if reports:
+            self.desired = desired_from_reports(reports)
+
+    def next_generation(self) -> int:
+        """One more than any that was seen: a reply or a page of before cannot be taken for a new one."""
+        seen = [self.desired.generation]
+        seen += [page.report.state.generation for page in self.sight.snapshot.pages]
+        seen += [report.state.generation for report in self._replies.values()]
+        if self.run_dir.board.policy is not None:
+            seen.append(self.run_dir.board.policy.generation)
+        return max(seen) + 1
+
+    # --- what stands in the way ---
+
+    def obstacles(self, roster: Roster) -> list[Obstacle]:
+        """Everything that stands in the way of seeing or reaching the engine."""
+        found = [self.sight.snapshot.directory] if self.sight.snapshot.directory else []
+        found += self.run_dir.obstacles
+        if not roster.reports:
+            found.append(self.why_nobody())
+        for row in roster.rows:
+            identity = row.report.identity if row.report else None
+            if identity and row.page is None and identity.page_error and self.run_dir.path:
+                found.append(
+                    Obstacle(
+                        "page_error",
+                        f"{row.key} has no page: {identity.page_error}",
+                        "make the run directory writable for the engine, with room for its pages",
+                    )
+                )
+            if identity and identity.agent_error:
+                found.append(Obstacle("agent_error", f"{row.key}: {identity.agent_error}"))
+        for page in self.sight.snapshot.unreadable:
+            found.append(Obstacle(page.code, f"{page.name}: {page.detail}"))
+        is_cut_off = not self.engines.can_reach
+        found += [replace(each, blocking=is_cut_off) for each in self.engines.obstacles()]
+        if is_cut_off and not any(each.blocking for each in found):
+            found.append(Obstacle("engine_unreachable", "no engine can be reached", blocking=True))
+        return list(dict.fromkeys(found))
+
+    def why_nobody(self) -> Obstacle:
+        """Why no process is seen."""
+        if self.run_dir.path is not None and self.sight.snapshot.directory is None:
+            return Obstacle(
+                "no_pages",
+                f"no living process of an engine has a page in {self.run_dir.path}",
+                "start vLLM with `DIR/bin/with-agent` and GC_SIDECAR_RUN_DIR set to the same directory",
+                blocking=True,
+            )
+        return Obstacle(
+            "engine_not_connected",
+            "no process of an engine has been seen yet",
+            "give --engine-url and start the engine with the agent, or share a run directory",
+            blocking=True,
+        )

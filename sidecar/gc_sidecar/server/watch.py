@@ -1,0 +1,183 @@
+"""What the sidecar does without being asked: it takes over the board, looks at the pages, keeps contact with the
+engine, and lets a policy end with its lease.
+
+None of it runs into an operation: while one runs, the engine is asked nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from gc_sidecar.server.desired import LEASE_EXPIRED, desired_from_board
+from gc_sidecar.server.knowledge import Knowledge
+from gc_sidecar.server.operations import new_id
+from gc_sidecar.server.roster import Roster
+from gc_sidecar.server.tasks import spawn
+from gc_sidecar.server.timing import Timing
+from gc_sidecar_agent.board import Board
+from gc_sidecar_agent.command import Command
+
+logger = logging.getLogger("gc_sidecar.server")
+
+# When nobody answers: the longest time between two questions, in units of the first.
+LONGEST_WAIT = 16
+
+
+class Watch:
+    """See the module. `is_busy` tells whether an operation runs."""
+
+    def __init__(self, knowledge: Knowledge, timing: Timing, is_busy: Callable[[], bool]) -> None:
+        self._knowledge = knowledge
+        self._timing = timing
+        self._is_busy = is_busy
+        self._contact_at = 0.0
+        self._had_fault = False
+        self._observe_at = 0.0
+        self._observe_wait_s = timing.last_retry_s
+
+    async def take_over(self) -> Command | None:
+        """When the sidecar starts: what a sidecar before us left on the board.
+
+        Returns the maintenance that it had not finished. Whoever asked for it gets no answer any more, and a
+        process that starts later must not run it.
+        """
+        board = await self._knowledge.run_dir.take_over()
+        if board is None:
+            return None
+        desired = self._knowledge.desired = desired_from_board(board)
+        _log("took over the board", mode=desired.mode, generation=desired.generation)
+        if board.maintain is not None:
+            await self._knowledge.run_dir.write_board(without_maintain)
+        return board.maintain
+
+    # --- sight ---
+
+    async def keep_watch(self) -> None:
+        """Look at the pages and keep the lease, for ever."""
+        while True:
+            try:
+                await self.look(0.0)
+                self._knowledge.engines.notice_restarts(self._knowledge.processes)
+                await self._knowledge.run_dir.retry_token()
+            except Exception:
+                logger.exception("looking at the run directory failed")
+            await asyncio.sleep(self._timing.sight_poll_s)
+
+    async def look(self, maximum_age_s: float | None = None) -> Roster:
+        """The roster after a fresh look at the pages, if the last one is too old."""
+        age = self._timing.sight_fresh_s if maximum_age_s is None else maximum_age_s
+        await self._knowledge.sight.look(age)
+        if not self._is_busy():
+            self._knowledge.adopt()
+        self.end_lease_in_time()
+        roster = self._knowledge.roster()
+        self._knowledge.note_applied(roster)
+        return roster
+
+    def end_lease_in_time(self) -> None:
+        """With its lease the policy ends in every process; so it does here, and on the board."""
+        desired = self._knowledge.desired
+        if not desired.is_on or desired.lease_remaining_s() != 0.0:
+            return
+        _log("the lease ended", generation=desired.generation, owner=desired.owner)
+        self._knowledge.desired = desired.ended(LEASE_EXPIRED)
+        # Where no page shows it, somebody has to ask; a little later, for their leases began after ours.
+        self._observe_at = time.monotonic() + self._timing.first_retry_s
+        # A process that starts from now on finds nothing to apply.
+        spawn(
+            self._knowledge.run_dir.write_board(
+                lambda board: _without_policy(board, desired.generation)
+            )
+        )
+
+    # --- contact ---
+
+    async def keep_contact(self) -> None:
+        """Ask the engines for a transport until they have one, and notice their restarts, for ever."""
+        while True:
+            try:
+                if not self._is_busy():
+                    await self._contact_once()
+            except Exception:
+                logger.exception("asking the engine failed")
+            await asyncio.sleep(self._timing.sight_poll_s)
+
+    async def _contact_once(self) -> None:
+        engines = self._knowledge.engines
+        await self.ask_engines()
+        now = time.monotonic()
+        if not self._knowledge.processes.cores and now >= self._contact_at:
+            self._contact_at = now + self._timing.contact_poll_s
+            await engines.keep_contact(self._knowledge.processes)
+        if engines.has_fault and not self._had_fault:
+            # An RPC failed; one that does not will clear it. Not at once: let it recover.
+            self._observe_at = now + self._timing.last_retry_s
+        self._had_fault = engines.has_fault
+        if engines.has_rpc and now >= self._observe_at and self._has_gaps():
+            await self._observe()
+
+    async def ask_engines(self, eagerly: bool = False) -> None:
+        """Ask those that are due which transport they have; `eagerly` where somebody waits for it."""
+        engines = self._knowledge.engines
+        if not engines.is_due(self._knowledge.processes, eagerly):
+            return
+        before = engines.transport
+        await engines.ask(self._knowledge.processes, eagerly)
+        if engines.has_rpc:
+            self._knowledge.forget_replies()
+            self._observe_at, self._observe_wait_s = 0.0, self._timing.last_retry_s
+        if engines.transport != before:
+            _log("transport found", transport=engines.transport)
+
+    def _has_gaps(self) -> bool:
+        """Whether there is something that only an RPC can tell."""
+        rows = self._knowledge.roster().rows
+        return (
+            not rows
+            or self._knowledge.engines.has_fault
+            or any(row.state in ("uncovered", "gone") for row in rows)
+            or any(row.page is None and row.state in ("pending", "drifted") for row in rows)
+        )
+
+    async def _observe(self) -> None:
+        """One harmless RPC."""
+        knowledge = self._knowledge
+        if self._is_busy() or knowledge.engines.is_talking:
+            return
+        command = Command("observe", new_id("observe"), knowledge.desired.generation)
+        until = time.monotonic() + self._timing.question_s
+        result = await knowledge.engines.call(command, until, knowledge.processes)
+        knowledge.remember(result.replies)
+        # Once is enough while the engine lives; less and less often where something is still to be told.
+        if result.replies and not knowledge.engines.has_fault and not self._awaits_end():
+            self._observe_at, self._observe_wait_s = float("inf"), self._timing.last_retry_s
+            return
+        self._observe_at = time.monotonic() + self._observe_wait_s
+        longest_s = LONGEST_WAIT * self._timing.last_retry_s
+        self._observe_wait_s = min(2 * self._observe_wait_s, longest_s)
+
+    def _awaits_end(self) -> bool:
+        """Whether a process without a page has still to end the policy whose lease ended."""
+        return self._knowledge.desired.reason is not None and any(
+            row.page is None and row.state == "pending" for row in self._knowledge.roster().rows
+        )
+
+
+def without_maintain(board: Board) -> Board:
+    """`board` after a maintenance: a process that starts later must not run it in some timed moment."""
+    return replace(board, maintain=None)
+
+
+def _without_policy(board: Board, generation: int) -> Board:
+    """`board` without the policy of `generation`, unless another has taken its place."""
+    if board.policy is None or board.policy.generation != generation:
+        return board
+    return replace(board, policy=None, lease=None)
+
+
+def _log(message: str, **fields: object) -> None:
+    logger.info(message, extra={"fields": fields})
