@@ -116,8 +116,9 @@ def hook_worker_base(module: ModuleType) -> None:
     _wrap(module.WorkerBase, "__init__", make)
 
 
-def _worker_command(_worker: Any, request: Any) -> dict[str, Any]:
-    return this_process().handle(request)
+def _worker_command(_worker: Any, *args: Any, **_kwargs: Any) -> dict[str, Any]:
+    # Any arguments will do: a call that raises would leave the other workers' replies in their queues.
+    return this_process().handle(args[0] if args else None)
 
 
 def _start_worker(worker: Any, engine: str) -> None:

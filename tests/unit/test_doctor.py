@@ -28,7 +28,7 @@ from gc_sidecar.server.timing import Timing
 from gc_sidecar_agent.agent import Topology, this_process
 from gc_sidecar_agent.board import BOARD_NAME, Board, Lease, write_board
 from gc_sidecar_agent.command import Command
-from gc_sidecar_agent.findings import file_system_of
+from gc_sidecar_agent.doctor.run_dir_checks import file_system_of
 from gc_sidecar_agent.page import list_pages
 from tests.embedded.engine import EmbeddedEngine
 from tests.sidecar_process import SidecarProcess

@@ -37,19 +37,19 @@ from gc_sidecar_agent.client import Client, ClientError, Unreachable, read_token
 from gc_sidecar_agent.collector import GENERATIONAL
 from gc_sidecar_agent.commands import doctor as engine_side
 from gc_sidecar_agent.commands.options import add_option, add_switch, warn
-from gc_sidecar_agent.endpoint import TOKEN_NAME
-from gc_sidecar_agent.findings import (
+from gc_sidecar_agent.doctor.findings import (
     EXIT_CODES,
-    PROBE_NAME,
     Finding,
     error,
     examine,
-    examine_run_directory,
     ok,
     ourselves,
     report,
+    some,
     warning,
 )
+from gc_sidecar_agent.doctor.run_dir_checks import PROBE_NAME, examine_run_directory
+from gc_sidecar_agent.endpoint import TOKEN_NAME
 
 DESCRIPTION = """\
 Find out what keeps the sidecar from seeing and reaching its engine, and what an earlier run left over. Run it
@@ -333,7 +333,7 @@ def check_coverage(around: Surroundings) -> Iterator[Finding]:
         reason = f": {lost[0].reason}" if lost[0].reason else ""
         yield error(
             "coverage",
-            f"{len(lost)} of {len(rows)} expected processes show nothing ({_some([r.key for r in lost])})"
+            f"{len(lost)} of {len(rows)} expected processes show nothing ({some([r.key for r in lost])})"
             f"{reason}",
             "every process of the engine needs the agent and the run directory: start all of it with"
             " `DIR/bin/with-agent`, and run `DIR/bin/gc-sidecar doctor` there",
@@ -661,18 +661,13 @@ def check_listener(around: Surroundings) -> Iterator[Finding]:
 
 
 def _places(pages: Sequence[PageReading]) -> str:
-    return _some([page.report.identity.keys[0] for page in pages])
+    return some([page.report.identity.keys[0] for page in pages])
 
 
 def _removal(paths: Sequence[str], most: int = 4) -> str:
     if len(paths) > most:
-        return f"remove them: {_some(paths, most)}"
+        return f"remove them: {some(paths, most)}"
     return f"remove them: rm {' '.join(paths)}"
-
-
-def _some(things: Sequence[object], most: int = 4) -> str:
-    more = len(things) - most
-    return ", ".join(map(str, things[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 CHECKS: tuple[Callable[[Surroundings], Iterator[Finding]], ...] = (

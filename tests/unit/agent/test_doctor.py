@@ -28,7 +28,17 @@ from gc_sidecar.install import install_agent
 from gc_sidecar_agent import agent, endpoint
 from gc_sidecar_agent.cli import main
 from gc_sidecar_agent.commands import doctor
-from gc_sidecar_agent.findings import examine, examine_run_directory, file_system_of, ok
+from gc_sidecar_agent.doctor import run_dir_checks, site
+from gc_sidecar_agent.doctor.engine_checks import check_engine
+from gc_sidecar_agent.doctor.engine_process import (
+    CommandLine,
+    Engine,
+    find_engines,
+    interpreter_path,
+    read_engine,
+)
+from gc_sidecar_agent.doctor.findings import examine, ok
+from gc_sidecar_agent.doctor.run_dir_checks import examine_run_directory, file_system_of
 from gc_sidecar_agent.page import list_pages, read_page
 from tests.unit.agent.own_process import in_own_process
 from tests.unit.agent.waiting import wait_until
@@ -741,11 +751,11 @@ def look_as_another_user(pid: int) -> None:
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
-    engine = doctor.read_engine(pid)
+    engine = read_engine(pid)
     assert engine is not None
     assert engine.environment is None
-    site = doctor.survey(engine, None, None, None)
-    (finding,) = doctor.check_engine(site)
+    surveyed = site.survey(engine, None, None, None)
+    (finding,) = check_engine(surveyed)
     assert (finding.level, finding.remedy) == (
         "warning",
         "run doctor as user 0, the engine's own",
@@ -757,20 +767,20 @@ def look_as_another_user(pid: int) -> None:
 
 def test_a_running_engine_is_found_by_itself(image: Image) -> None:
     pid = image.start()
-    (engine,) = [each for each in doctor.find_engines() if each.pid == pid]
+    (engine,) = [each for each in find_engines() if each.pid == pid]
     assert engine.environment is not None
     assert engine.environment["PYTHONPATH"] == image.environment["PYTHONPATH"]
     assert engine.flag("--host") == "127.0.0.1"
-    assert doctor.interpreter_of(engine) == PYTHON
+    assert interpreter_path(engine) == PYTHON
 
 
 def test_of_several_engines_each_is_judged(
     image: Image, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # There may be others on this machine, which are none of our business.
-    engines = [doctor.read_engine(image.start())]
+    engines = [read_engine(image.start())]
     image.environment["VLLM_PLUGINS"] = "theirs"
-    engines.append(doctor.read_engine(image.start()))
+    engines.append(read_engine(image.start()))
     monkeypatch.setattr(doctor, "find_engines", lambda: engines)
     assert main(["doctor", "--json", "--agent-dir", str(image.agent)]) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
@@ -785,11 +795,10 @@ def test_one_whose_environment_vllm_has_overwritten_is_not_judged_by_it() -> Non
     with subprocess.Popen(
         ["VLLM::EngineCore"], executable="/bin/sh", stdin=subprocess.PIPE, env={"X": "1"}
     ) as process:
-        engine = doctor.read_engine(process.pid)
-        assert engine is not None
-        site = doctor.survey(engine, None, None, None)
+        engine = wait_until(lambda: read_engine(process.pid), what="a command line after exec")
+        surveyed = site.survey(engine, None, None, None)
         process.kill()
-    (finding,) = doctor.check_engine(site)
+    (finding,) = check_engine(surveyed)
     assert finding.level == "warning"
     assert "--pid" in (finding.remedy or "")
 
@@ -814,7 +823,7 @@ def test_one_whose_environment_vllm_has_overwritten_is_not_judged_by_it() -> Non
     ],
 )
 def test_an_engine_is_told_by_its_command_line(command: str, is_engine: bool) -> None:
-    assert doctor._Command(command.split()).is_engine is is_engine
+    assert CommandLine(command.split()).is_engine is is_engine
 
 
 def test_a_process_that_vllm_has_titled_is_found_by_who_started_it() -> None:
@@ -832,13 +841,14 @@ def test_a_process_that_vllm_has_titled_is_found_by_who_started_it() -> None:
     ) as process:
         assert process.stdout is not None
         titled = int(process.stdout.readline())
-        assert process.pid in [engine.pid for engine in doctor.find_engines()]
+        wait_until(lambda: read_engine(titled), what="a command line after exec")
+        assert process.pid in [engine.pid for engine in find_engines()]
         assert [e.pid for e in doctor.choose_engines(titled, False)] == [process.pid]
         process.communicate("")
 
 
 def test_a_flag_takes_either_spelling_and_the_last_one_wins() -> None:
-    engine = doctor.Engine(1, ("vllm", "serve", "--host=a", "--worker_cls", "W", "--host", "b"))
+    engine = Engine(1, ("vllm", "serve", "--host=a", "--worker_cls", "W", "--host", "b"))
     assert engine.flag("--host") == "b"
     assert engine.flag("--worker-cls") == "W"
     assert engine.flag("--port") is None
@@ -889,6 +899,6 @@ def test_a_check_that_fails_is_a_finding_and_keeps_no_other_from_its_work() -> N
 
 
 def test_the_names_are_those_of_the_modules_that_own_them() -> None:
-    assert doctor.RUN_DIR_VARIABLE == agent.RUN_DIR_VARIABLE
-    assert doctor.TOKEN_NAME == endpoint.TOKEN_NAME
-    assert doctor.TOKEN_FILE_VARIABLE == endpoint.TOKEN_FILE_VARIABLE
+    assert site.RUN_DIR_VARIABLE == agent.RUN_DIR_VARIABLE
+    assert run_dir_checks.TOKEN_NAME == endpoint.TOKEN_NAME
+    assert run_dir_checks.TOKEN_FILE_VARIABLE == endpoint.TOKEN_FILE_VARIABLE

@@ -595,3 +595,13 @@ def test_the_worker_extension_installs_the_hooks_and_has_no_attribute(tmp_path: 
     assert is_hooked(module)
     own = {name for name in vars(extension.GcWorkerExtension) if not name.startswith("__")}
     assert own == set()
+
+
+@in_own_process
+def test_a_worker_answers_whatever_it_is_called_with() -> None:
+    # A call that raises in one worker leaves the replies of the others in their queues, for ever.
+    command = plugin._worker_command
+    for args, kwargs in (((), {}), ((1, 2, 3), {}), (({},), {"request": 1}), ((None,), {"x": []})):
+        reply = command(object(), *args, **kwargs)
+        assert reply["outcome"]["code"] == "bad_command"
+        assert reply["operation_id"] == ""

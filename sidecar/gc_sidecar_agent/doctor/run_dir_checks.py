@@ -1,129 +1,130 @@
-"""What the two halves of `gc-sidecar doctor` share: the finding, how findings are shown, and the checks of the
-run directory, which lies between them.
+"""Checks of the run directory: whether the engine has one, the secret in it, and whether pages can live there.
 
-A finding has a stable id, one line of reason and, unless all is well, one line of remedy that says what to do.
+It lies between the two halves of doctor: `examine_run_directory` is for both, the checks that take a `Site` are
+the engine's. What the pages in it say is in `page_checks`.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import mmap
 import os
 import re
 import stat
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TypeVar
+from collections.abc import Iterator
 
-from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK
-from gc_sidecar_agent.commands.output import count, size, word
+from gc_sidecar_agent.commands.output import count, size
+from gc_sidecar_agent.doctor.findings import Finding, error, ok, ourselves, warning
+from gc_sidecar_agent.doctor.site import ENDPOINT, PLUGIN, RUN_DIR_VARIABLE, Site
 from gc_sidecar_agent.page import PAGE_BYTES
 
-OK, WARNING, ERROR = "ok", "warning", "error"
-EXITS = {OK: EXIT_OK, WARNING: EXIT_INCOMPLETE, ERROR: EXIT_FAILED}
-# Worst first, as they are shown.
-LEVELS = (ERROR, WARNING, OK)
+# Spelled out again, as RUN_DIR_VARIABLE is: `endpoint` cannot be imported before CPython 3.10 either.
+TOKEN_NAME = "endpoint.token"
+TOKEN_FILE_VARIABLE = "GC_SIDECAR_ENDPOINT_TOKEN_FILE"
 
-EXIT_CODES = """\
-exit codes:
-  0  nothing is wrong
-  1  an error: something will not work
-  2  wrong usage
-  4  warnings, and no error
-"""
-
+PAGES_UNKNOWN = 16
 # File systems that are memory: a page is written ten times a second.
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 PROBE_NAME = re.compile(r"\.doctor\.\d+\.[0-9a-f]+\.tmp")
-DIM, RESET = "\x1b[2m", "\x1b[0m"
-INDENT = 4
-
-Subject = TypeVar("Subject")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one check found. `check` is stable; `remedy` is None where there is nothing to do."""
-
-    check: str
-    level: str
-    reason: str
-    remedy: str | None = None
+# --- the engine's half ---
 
 
-def ok(check: str, reason: str) -> Finding:
-    """All is well."""
-    return Finding(check, OK, reason)
+def check_run_dir(site: Site) -> Iterator[Finding]:
+    path = site.environment.get(RUN_DIR_VARIABLE)
+    own = site.own_environment.get(RUN_DIR_VARIABLE)
+    if not path and site.embedded:
+        yield ok(
+            "run_dir", f"which one the embedded engine has is not known: set {RUN_DIR_VARIABLE}"
+        )
+        return
+    if not path:
+        yield warning(
+            "run_dir",
+            f"{RUN_DIR_VARIABLE} is not set for {site.who}: no pages and no board, so the sidecar is blind and"
+            " reaches it by RPC alone",
+            f"set {RUN_DIR_VARIABLE} to the directory that the engine and the sidecar share",
+        )
+        return
+    if site.sees_engine and own and os.path.realpath(own) != os.path.realpath(path):
+        yield warning(
+            "run_dir_differs",
+            f"the engine's {RUN_DIR_VARIABLE} is {path}, this container's {own}",
+            f"set it once, in the pod's environment, and start the engine without another: {own}",
+        )
+    if not os.path.isabs(path):
+        yield error(
+            "run_dir",
+            f"{RUN_DIR_VARIABLE}={path} is not an absolute path: it depends on where a process starts",
+            f"name it in full: {RUN_DIR_VARIABLE}=/run/gc-sidecar",
+        )
+        return
+    yield from examine_run_directory(path, _expected_pages(site))
 
 
-def warning(check: str, reason: str, remedy: str) -> Finding:
-    """It works, but not as well, or not as safely, as it should."""
-    return Finding(check, WARNING, reason, remedy)
+def _expected_pages(site: Site) -> int:
+    """How many processes the engine has, by its pages or by its command line."""
+    for page in site.pages:
+        topology = page.description.get("topology")
+        if isinstance(topology, dict):
+            ranks, workers = topology.get("dp_ranks"), topology.get("workers")
+            if isinstance(ranks, list) and isinstance(workers, int):
+                return len(ranks) * (1 + min(workers, 4096)) + (topology.get("api_servers") or 1)
+    if site.engine is None:
+        return PAGES_UNKNOWN
+
+    def number(*flags: str) -> int:
+        values = (site.engine.flag(flag) if site.engine else None for flag in flags)
+        return next((int(value) for value in values if value and value.isdecimal()), 1)
+
+    tensor = number("--tensor-parallel-size", "-tp")
+    pipeline = number("--pipeline-parallel-size", "-pp")
+    data = number("--data-parallel-size", "-dp")
+    servers = number("--api-server-count", "-asc")
+    return data * (1 + tensor * pipeline) + max(servers, 1)
 
 
-def error(check: str, reason: str, remedy: str) -> Finding:
-    """Something does not work."""
-    return Finding(check, ERROR, reason, remedy)
-
-
-def examine(
-    checks: Sequence[Callable[[Subject], Iterable[Finding]]], subject: Subject
-) -> list[Finding]:
-    """What all `checks` find. One that fails itself is a finding too, and keeps no other from its work."""
-    findings: list[Finding] = []
-    for check in checks:
-        try:
-            findings.extend(check(subject))
-        except Exception as failure:
-            what = f"{type(failure).__name__}: {failure}"
-            name = getattr(check, "__name__", str(check)).removeprefix("check_")
-            findings.append(
-                warning(name, f"this check itself failed: {what}", "report it: doctor has a fault")
+def check_endpoint_token(site: Site) -> Iterator[Finding]:
+    """Whether the engine can read the secret that the sidecar left for it."""
+    if site.embedded or PLUGIN not in site.points(ENDPOINT):
+        return
+    path = site.environment.get(TOKEN_FILE_VARIABLE)
+    run_dir = site.environment.get(RUN_DIR_VARIABLE)
+    if not path and run_dir:
+        path = os.path.join(run_dir, TOKEN_NAME)
+    if not path:
+        return
+    if not os.path.lexists(path):
+        if site.environment.get(TOKEN_FILE_VARIABLE):
+            yield error(
+                "endpoint_token",
+                f"{TOKEN_FILE_VARIABLE}={path}: there is no such file, so our route answers 503",
+                "mount the Secret there, or unset it and share the run directory",
             )
-    return list(dict.fromkeys(findings))
-
-
-def worst(findings: Iterable[Finding]) -> str:
-    """The worst level that occurs."""
-    levels = {finding.level for finding in findings}
-    return next((level for level in LEVELS if level in levels), OK)
-
-
-def report(findings: Sequence[Finding], as_json: bool) -> int:
-    """Print the findings, the worst first, and return the exit code."""
-    ordered = sorted(findings, key=lambda finding: LEVELS.index(finding.level))
-    if as_json:
-        document = {
-            "findings": [asdict(finding) for finding in ordered],
-            "worst": worst(findings),
-        }
-        print(json.dumps(document, indent=2))
+        else:
+            yield ok("endpoint_token", "not there yet: the sidecar writes it when it starts")
+    elif not _holds_a_token(path):
+        yield error(
+            "endpoint_token",
+            f"{ourselves()} cannot read {path}, or it holds no secret: our route answers 503",
+            "give both containers the pod's fsGroup and the run directory mode 2770; or remove the file and"
+            " restart the sidecar, which writes it anew",
+        )
     else:
-        print(show(ordered, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
-    return EXITS[worst(findings)]
+        yield ok("endpoint_token", "the secret of our route can be read")
 
 
-def show(findings: Sequence[Finding], colour: bool = False) -> str:
-    """The findings for people: those that ask for something first, the others short and, on a terminal, dim."""
-    level_width = max(len(level) for level in LEVELS)
-    check_width = max((len(finding.check) for finding in findings), default=0)
-    lines = []
-    for finding in findings:
-        level = finding.level.ljust(level_width)
-        line = f"{level}  {finding.check.ljust(check_width)}  {word(finding.reason)}"
-        lines.append(f"{DIM}{line}{RESET}" if colour and finding.level == OK else line)
-        if finding.remedy:
-            lines.append(f"{' ' * (level_width + 2)}what to do: {word(finding.remedy)}")
-    levels = [finding.level for finding in findings]
-    parts = [
-        f"{levels.count(level)} {level}{'s' if level != OK and levels.count(level) != 1 else ''}"
-        for level in LEVELS
-        if level in levels
-    ]
-    return "\n".join([*lines, "", ", ".join(parts) or "nothing was checked"])
+def _holds_a_token(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return bool(os.read(fd, 4096).decode("ascii").strip())
+        finally:
+            os.close(fd)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 # --- the run directory ---
@@ -276,11 +277,6 @@ def _mode(path: str, status: os.stat_result) -> Finding:
 def _described(status: os.stat_result) -> str:
     mode = stat.S_IMODE(status.st_mode)
     return f"mode {mode:04o}, user {status.st_uid}, group {status.st_gid}"
-
-
-def ourselves() -> str:
-    """The user that doctor runs as."""
-    return f"user {os.geteuid()}"
 
 
 def file_system_of(path: str, mounts: str = "/proc/self/mountinfo") -> str | None:
