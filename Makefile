@@ -58,14 +58,15 @@ $(VLLM_ENV)/.installed-$(VLLM_VERSION): scripts/install_vllm.py
 	@$(PYTHON) scripts/install_vllm.py --version $(VLLM_VERSION) --environment $(VLLM_ENV) -- $(VLLM_PIP_ARGS)
 	@touch $@
 
-demo: demo-vllm ## the whole story on the terminal: pause, freeze, maintain, restore
+demo: install ## the whole story on the terminal, in under a minute: pauses that grow, freeze, maintain, restore
+	@$(PY) -m gc_sidecar demo
 
-demo-vllm: install $(VLLM_READY) ## the same, by its full name: on a real vLLM (CPU, tensor parallel, tiny random model)
+demo-vllm: install $(VLLM_READY) ## the same on a real vLLM (CPU, tensor parallel, tiny random model)
 	@$(PY) -m gc_sidecar demo --engine vllm --vllm-python $(VLLM_PYTHON)
 
 test: test-agent test-unit test-vllm ## every test, those on a real vLLM included
 
-test-unit: install ## the tests that need no vLLM
+test-unit: install ## the tests that need no vLLM: units, and the embedded engine
 	@mkdir -p build && rm -f build/junit-unit.xml
 	$(PY) -m pytest tests --ignore=tests/vllm --junitxml=build/junit-unit.xml
 
@@ -89,7 +90,8 @@ format: install ## put imports and layout in order
 	$(PY) -m ruff check --fix --select I .
 	$(PY) -m ruff format .
 
-bench: install $(VLLM_READY) ## how long control takes, against a bare collective_rpc on a real vLLM
+bench: install $(VLLM_READY) ## how long control takes, against a bare collective_rpc: 64 workers, and a real vLLM
+	@PYTHONPATH=. $(PY) bench/fan_out.py
 	@PYTHONPATH=. $(PY) bench/control_latency.py
 
 clean: ## remove what was built and our environment; the real vLLM stays

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -27,11 +28,28 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import gc_sidecar
+from gc_sidecar.embedded.live import LiveView, Rung, Seen, Step
 from gc_sidecar.install import install_agent
 from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from gc_sidecar_agent.client import Answer, Client, ClientError, Unreachable
 from gc_sidecar_agent.commands import output
 from gc_sidecar_agent.commands.options import UsageError, add_option, warn
+
+# The embedded engine: heaps that are as large as a small model's, and grow fast enough to watch.
+EMBEDDED_FLAGS = (
+    "--workers=4",
+    "--heap-objects=300000",
+    "--retain-per-step=500",
+    "--garbage-per-step=100",
+    "--garbage-lifetime-steps=50",
+    "--step-ms=5",
+    "--free-running",
+)
+EMBEDDED_WORKERS = 4
+RUNGS = 5
+WATCH_DEADLINE_S = 30.0
+# By CPython's rule a full collection comes when the heap has grown by a quarter: here, two would have.
+GROWTH_WATCHED = 1.25**2
 
 TENSOR_PARALLEL = 2
 COMPLETIONS = 100
@@ -68,15 +86,19 @@ VLLM_CPU_FLAGS = (
 MODEL_NAME = "tiny"
 
 DESCRIPTION = """\
-Start a real engine and the sidecar on this machine and show what they do together: how long a full
-collection lasts under normal GC; freeze, acknowledged by every process; no full collection while
-completions stream; maintain, with what it reclaims; restore, every process as it was found.
+Start an engine and the sidecar on this machine and show what they do together: how long full
+collections last under normal GC; freeze, acknowledged by every process; no full collection while
+the engine works; maintain, with what it reclaims; restore, every process as it was found.
 Everything is stopped and removed at the end. It needs no GPU and no network.
+
+The engine is the embedded one, unless you say otherwise: real processes in lockstep with real, growing
+Python heaps, and no model. It shows pauses grow while you watch, in less than a minute.
 """
 
 EPILOG = """\
 examples:
-  gc-sidecar demo --vllm-python .venv/vllm/bin/python
+  gc-sidecar demo
+  gc-sidecar demo --engine vllm --vllm-python .venv/vllm/bin/python
 
 exit codes:
   0  every step did what it says
@@ -96,6 +118,7 @@ class Engine:
     url: str
     model: str
     processes: int
+    is_embedded: bool = False
 
 
 @dataclass
@@ -148,13 +171,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `demo`."""
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="vllm", help="what to start")
+    parser.add_argument(
+        "--engine",
+        choices=sorted(ENGINES),
+        default="embedded",
+        help="what to start: the embedded engine (default), or a real vLLM on the CPU",
+    )
     add_option(
         parser,
         "--vllm-python",
         Path,
         metavar="PATH",
-        help="the interpreter that has vLLM (`make vllm` makes one)",
+        help="with --engine vllm, the interpreter that has it (`make vllm` makes one)",
     )
 
 
@@ -205,15 +233,11 @@ def play(stage: Stage, start_engine: Callable[[Stage], Engine]) -> None:
     transport = output.word(before.get("transport"))
     _list("sidecar", f"{client.url}, transport {transport}, sees {engine.processes} processes")
 
-    _act("1. How long is a full collection here?")
-    _say(
-        "Left alone, CPython decides when one comes. We ask for one, in all processes side by side:"
-    )
-    collected = _change(client, "maintain")
-    _say(
-        f"The engine takes no step for {_longest_pause(collected)}."
-        " In a benchmark, that is the outlier."
-    )
+    live = LiveView(client, engine.url) if engine.is_embedded else None
+    if live is not None:
+        _watch_normal_gc(live)
+    else:
+        _ask_for_a_collection(client)
 
     _act("2. Freeze: no automatic full collection from now on")
     freeze = _change(client, "freeze").operation
@@ -232,11 +256,10 @@ def play(stage: Stage, start_engine: Callable[[Stage], Engine]) -> None:
         f" {coverage['expected']}, after {output.seconds(freeze.get('duration_s'))}."
     )
 
-    _act(f"3. {COMPLETIONS} completions stream, {CONCURRENCY} at a time")
-    _command(f"curl {engine.url}/v1/completions -d '{{...}}'   # {COMPLETIONS} times")
-    started = time.monotonic()
-    tokens = stream_completions(engine)
-    _say(f"{tokens:,} tokens in {time.monotonic() - started:.1f} s.")
+    if live is not None:
+        _watch_frozen(live)
+    else:
+        _stream_while_frozen(engine)
     _command(f"curl {client.url}/gc")
     streamed = _status(client)
     _compare(_full_collections, {"FULL GCS BEFORE": frozen, "AFTER": streamed})
@@ -265,6 +288,64 @@ def play(stage: Stage, start_engine: Callable[[Stage], Engine]) -> None:
         "a process is not as it was found",
     )
     _say("Normal GC again, in every process.")
+
+
+def _ask_for_a_collection(client: Client) -> None:
+    _act("1. How long is a full collection here?")
+    _say(
+        "Left alone, CPython decides when one comes. We ask for one, in all processes side by side:"
+    )
+    collected = _change(client, "maintain")
+    _say(
+        f"The engine takes no step for {_longest_pause(collected)}."
+        " In a benchmark, that is the outlier."
+    )
+
+
+def _stream_while_frozen(engine: Engine) -> None:
+    _act(f"3. {COMPLETIONS} completions stream, {CONCURRENCY} at a time")
+    _command(f"curl {engine.url}/v1/completions -d '{{...}}'   # {COMPLETIONS} times")
+    started = time.monotonic()
+    tokens = stream_completions(engine)
+    _say(f"{tokens:,} tokens in {time.monotonic() - started:.1f} s.")
+
+
+def _watch_normal_gc(live: LiveView) -> None:
+    _act("1. Normal GC, while the heap grows")
+    threshold0, threshold1, threshold2 = gc.get_threshold()  # as they are in the engine, too
+    at_least = threshold0 * (threshold1 + 1) * (threshold2 + 1)
+    _say(
+        "Each step leaves objects behind. CPython collects fully whenever a quarter has been added, and\n"
+        f"  at least {at_least:,} objects: ever later, and each time for longer. All processes wait for"
+        " the\n  one that pauses.\n"
+    )
+    seen = live.watch(lambda _steps, rungs: len(rungs) >= RUNGS, WATCH_DEADLINE_S)
+    _check(bool(seen.rungs), "no full collection came")
+    _sum_up(seen)
+    _say("A measurement that falls into one of them is an outlier, and nothing in it says why.")
+
+
+def _watch_frozen(live: LiveView) -> None:
+    _act("3. The same work, frozen")
+    at_first = live.newest().retained_objects
+    _say(
+        f"Until the heap has grown from {at_first:,} to {at_first * GROWTH_WATCHED:,.0f} objects;"
+        " under normal GC\n  two full collections would come meanwhile.\n"
+    )
+
+    def has_grown(steps: list[Step], _rungs: list[Rung]) -> bool:
+        return bool(steps) and steps[-1].retained_objects >= at_first * GROWTH_WATCHED
+
+    seen = live.watch(has_grown, WATCH_DEADLINE_S)
+    _check(not seen.rungs, "a full collection ran while frozen")
+    _sum_up(seen)
+
+
+def _sum_up(seen: Seen) -> None:
+    _say(
+        f"{seen.steps:,} steps in {seen.seconds:.0f} s: most took"
+        f" {output.seconds(seen.median_step_s)}, the longest {output.seconds(seen.longest.duration_s)}."
+    )
 
 
 def _change(client: Client, verb: str) -> Answer:
@@ -334,6 +415,26 @@ def _check(holds: bool, otherwise: str) -> None:
 # --- what is started ---
 
 
+def start_embedded(stage: Stage) -> Engine:
+    """An embedded engine, as one starts it by hand."""
+    port = _free_port()
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GC_SIDECAR_")
+    }
+    command = [
+        *(sys.executable, "-m", "gc_sidecar.embedded", f"--port={port}"),
+        *(f"--run-dir={stage.run_dir}", *EMBEDDED_FLAGS),
+    ]
+    process = stage.start("engine", command, environment)
+    took = _wait_for("engine", process, stage.logs[-1], READY_DEADLINE_S, lambda: _is_up(port))
+    _list(
+        "engine",
+        f"embedded (not a vLLM): {EMBEDDED_WORKERS} workers in lockstep; up after {took:.1f} s",
+    )
+    # The API server, the engine core, and the workers.
+    return Engine(f"http://127.0.0.1:{port}", "embedded", 2 + EMBEDDED_WORKERS, is_embedded=True)
+
+
 def start_vllm(stage: Stage) -> Engine:
     """A real vLLM on the CPU: tensor parallel, a tiny random model, our agent injected."""
     python = stage.python
@@ -390,7 +491,7 @@ def _shared_memory_of_vllm(directory: Path) -> list[Path]:
     return [path for name in stores for path in MEMORY_FILE_SYSTEM.glob(f"{name}*")]
 
 
-ENGINES: dict[str, Callable[[Stage], Engine]] = {"vllm": start_vllm}
+ENGINES: dict[str, Callable[[Stage], Engine]] = {"embedded": start_embedded, "vllm": start_vllm}
 
 
 def start_sidecar(stage: Stage, engine: Engine) -> Client:

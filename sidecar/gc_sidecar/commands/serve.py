@@ -6,6 +6,7 @@ Flags, then environment variables, then defaults; the server itself is `gc_sidec
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 
@@ -109,7 +110,26 @@ def run(args: argparse.Namespace) -> int:
                 os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
             )
             return _fail(f"--token-file {settings.token_file}: {reason}", EXIT_USAGE)
+    if settings.run_dir is None and not settings.engine_url:
+        return _fail(
+            "there is no engine to control: give --run-dir DIR (the directory that it shares with the"
+            " engine), --engine-url URL, or both",
+            EXIT_USAGE,
+        )
+    if settings.engine_token_file is not None:
+        try:
+            with open(settings.engine_token_file, "rb"):
+                pass
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else error
+            return _fail(f"--engine-token-file {settings.engine_token_file}: {reason}", EXIT_USAGE)
     configure_logs(settings.log_level, settings.log_format)
+    if settings.run_dir is not None and not os.path.isdir(settings.run_dir):
+        fields = {"event": "run_dir_missing", "run_dir": settings.run_dir}
+        logging.getLogger("gc_sidecar.server").warning(
+            "the run directory is no directory (yet): no process is seen until it is there",
+            extra={"fields": fields},
+        )
     try:
         serve(make_services(settings))
     except ListenError as error:

@@ -27,7 +27,7 @@ from gc_sidecar.server.routes import (
     show_mistake,
     show_problem,
 )
-from gc_sidecar.server.secret import read_endpoint_token
+from gc_sidecar.server.secret import endpoint_secret
 from gc_sidecar.server.security import Guard, TokenFile
 from gc_sidecar.server.settings import Settings
 from gc_sidecar.server.sight import Sight
@@ -69,10 +69,7 @@ def make_services(settings: Settings, timing: Timing | None = None) -> Services:
     timing = timing or Timing()
     tally = Tally()
     http = engine_http.make_client()
-
-    def secret() -> str | None:
-        return read_endpoint_token(settings.run_dir, settings.engine_token_file)
-
+    secret = endpoint_secret(settings.run_dir, settings.engine_token_file)
     engines = Engines(
         settings.engine_url, http, secret, timing, tally, has_run_dir=settings.run_dir is not None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gc_sidecar.server.engine_http import EngineFault
 from gc_sidecar.server.engines import CallResult
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.operations import Line
@@ -45,12 +46,23 @@ class Attempt:
         return [line for line in self.lines if not line.ok]
 
     @property
+    def faults(self) -> tuple[EngineFault, ...]:
+        """What went wrong with the RPC."""
+        return self.result.faults if self.result is not None else ()
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the deadline passed before every process had shown it, or had shown that it will not."""
+        if self.is_complete:
+            return False
+        rpc_timed_out = any(fault.code == "engine_timeout" for fault in self.faults)
+        return self.rpc_pending or rpc_timed_out or any(not line.final for line in self.missing)
+
+    @property
     def failed_state(self) -> str:
         """`unknown` where something may still happen, else `failed`."""
-        faults = self.result.faults if self.result is not None else ()
-        timed_out = any(fault.code in UNSURE_FAULTS for fault in faults)
-        unsure = self.rpc_pending or any(not line.final for line in self.missing)
-        return "unknown" if unsure or (timed_out and not self.is_complete) else "failed"
+        unsure = any(fault.code in UNSURE_FAULTS for fault in self.faults)
+        return "unknown" if self.timed_out or (unsure and not self.is_complete) else "failed"
 
 
 def problem_of(
@@ -62,11 +74,13 @@ def problem_of(
     """
     missing = attempt.missing
     own = next((line for line in missing if line.own_code), None)
-    faults = attempt.result.faults if attempt.result is not None else ()
+    faults = attempt.faults
     fault = next((f for f in faults if f.code == "rpc_desync"), next(iter(faults), None))
     replies = attempt.result.replies if attempt.result is not None else ()
     nameless = next((r.outcome for r in replies if r.report is None and not r.outcome.ok), None)
-    parts = [f"{attempt.done} of {len(attempt.lines)} processes did it"]
+    in_time = " before the deadline" if attempt.timed_out else ""
+    of = f"{attempt.done} of {len(attempt.lines)} processes" if attempt.lines else "no process"
+    parts = [f"{of} did it{in_time}"]
     if own is not None:
         parts.append(f"{own.key}: {own.detail or own.code}")
         missing = [line for line in missing if line is not own]
@@ -77,14 +91,14 @@ def problem_of(
     if nameless is not None and own is None:
         parts.append(nameless.detail or str(nameless.code))
     remedy = None
+    # With a board and somebody to read it, a failed RPC is not why it was not done.
+    decisive = fault if not has_run_dir or not attempt.lines else None
     if own is not None and own.code is not None and own.code not in KINDS:
         code = own.code
-    elif attempt.rpc_pending and any(not line.final for line in attempt.missing):
+    elif attempt.timed_out and (decisive is None or decisive.code != "rpc_desync"):
         code = "outcome_unknown"
-    elif fault is not None and (not has_run_dir or not attempt.lines):
-        code, remedy = fault.code, fault.remedy
-        if code == "engine_timeout":
-            code = "outcome_unknown"
+    elif decisive is not None:
+        code, remedy = decisive.code, decisive.remedy
     elif attempt.lines:
         code = "incomplete_coverage"
     else:

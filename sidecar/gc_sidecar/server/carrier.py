@@ -52,6 +52,7 @@ class Carrier:
 
         Raises Problem where there is no way at all.
         """
+        sent_at = time.monotonic()
         rpc: asyncio.Task[CallResult] | None = None
         if use_rpc and self._knowledge.engines.has_rpc:
             rpc = spawn(self._call(command, overtime.until if overtime else deadline))
@@ -61,7 +62,7 @@ class Carrier:
         if not wrote and rpc is None:
             raise self._no_way()
         try:
-            lines = await self._wait_for_proof(command, rpc, deadline, overtime)
+            lines = await self._wait_for_proof(command, sent_at, rpc, deadline, overtime)
         finally:
             pending = rpc is not None and not rpc.done()
             if rpc is not None and pending:
@@ -78,6 +79,7 @@ class Carrier:
     async def _wait_for_proof(
         self,
         command: Command,
+        sent_at: float,
         rpc: asyncio.Task[CallResult] | None,
         deadline: float,
         overtime: Overtime | None,
@@ -89,14 +91,16 @@ class Carrier:
         collecting_at: float | None = None
         poll_s = self._timing.proof_poll_s
         while True:
-            await self._knowledge.sight.look()
+            await self._knowledge.look()
             pending = rpc is not None and not rpc.done()
             replies = rpc.result().replies if rpc is not None and rpc.done() else ()
             rows = self._knowledge.roster().rows
-            lines = tuple(judge_lines(command, rows, replies, pending))
             now = time.monotonic()
+            lines = tuple(judge_lines(command, rows, replies, pending, now - sent_at))
             if lines and all(line.ok for line in lines):
                 return lines
+            if rpc is None and not any(row.is_live for row in rows):
+                return lines  # nobody is there to show anything
             if not pending:
                 quiet_since = now if quiet_since is None else quiet_since
                 if now - quiet_since >= grace_s and all(line.final for line in lines):

@@ -53,6 +53,21 @@ class Running:
         return self.ledger.update(self.change.operation_id, **fields)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a failure adds to its detail, about what was done instead; and its remedy, where it has one."""
+
+    done: str = ""
+    remedy: str | None = None
+
+
+_SEE_AND_RESTORE = "GET /gc shows how each process stands; POST /gc/restore is safe at any time"
+_RESTORE_STAYS_WANTED = Told(
+    "normal GC stays wanted: whoever has not shown it finds that on the board",
+    "GET /gc shows who has it by now; POST /gc/restore is safe at any time",
+)
+
+
 async def run(means: Means, running: Running) -> None:
     """Make the change and record what came of it. Raises Problem where nothing was done."""
     await _prepare(means, running.change)
@@ -66,6 +81,8 @@ async def _run_policy(means: Means, running: Running) -> None:
     change, knowledge, timing = running.change, means.knowledge, means.timing
     previous = knowledge.desired
     wanted = _wanted(knowledge, change)
+    if not wanted.is_on and _stands_for_nobody(knowledge):
+        wanted = previous
     if wanted.is_on and wanted.is_same_policy(previous) and knowledge.roster().is_covered:
         renewal = await _renew(means, running)
         if not any(line.code == "not_in_policy" for line in renewal.missing):
@@ -83,7 +100,9 @@ async def _run_policy(means: Means, running: Running) -> None:
     try:
         attempt = await means.carrier.carry(
             command,
-            lambda _: Board(policy=command, lease=wanted.lease()),
+            lambda board: (
+                board if wanted is previous else Board(policy=command, lease=wanted.lease())
+            ),
             running.deadline - reserve_s,
         )
     except Problem:
@@ -95,6 +114,7 @@ async def _run_policy(means: Means, running: Running) -> None:
         _finish(means, running, attempt)
         return
     rolled_back: bool | str | None = None
+    told = _RESTORE_STAYS_WANTED if knowledge.run_dir.path is not None else Told()
     if wanted.is_on:
         rolled_back = await _roll_back(means, previous, attempt, running.deadline)
     state = attempt.failed_state
@@ -102,12 +122,27 @@ async def _run_policy(means: Means, running: Running) -> None:
         state = "rolled_back"
     elif rolled_back == "unknown":
         state = "unknown"
-    extra = {} if rolled_back is None else {"rolled_back": rolled_back}
+    extra = {}
+    if rolled_back is not None:
+        extra = {"rolled_back": rolled_back}
+        told = _told_of_rollback(rolled_back, attempt, knowledge.run_dir.path is not None)
     running.record(
         state=state,
         lines=attempt.lines,
         rolled_back=rolled_back,
-        problem=_problem(means, attempt, extra),
+        problem=_problem(means, attempt, told, extra),
+    )
+
+
+def _stands_for_nobody(knowledge: Knowledge) -> bool:
+    """Whether a restore stands on the board already, and nobody is there who could follow another one."""
+    policy = knowledge.run_dir.board.policy
+    return (
+        not knowledge.desired.is_on
+        and policy is not None
+        and (policy.kind, policy.generation) == ("restore", knowledge.desired.generation)
+        and not knowledge.engines.has_rpc
+        and not knowledge.roster().reports
     )
 
 
@@ -125,6 +160,9 @@ def _wanted(knowledge: Knowledge, change: Change) -> Desired:
         max_rss_growth_bytes=change.max_rss_growth_bytes,
         lease_sequence=lease_sequence,
     )
+    before = knowledge.desired
+    if before.is_on and wanted.is_same_policy(before):
+        wanted = replace(wanted, lease_s=before.lease_s)
     return wanted.with_lease(change.lease_s)
 
 
@@ -144,7 +182,7 @@ async def _roll_back(
             generation=generation, lease_sequence=previous.lease_sequence, reason=previous.reason
         )
     knowledge.desired = back
-    left_s = max(1.0, deadline - time.monotonic())
+    left_s = max(means.timing.rollback_least_s, deadline - time.monotonic())
     command = back.command(new_id("rollback"), left_s, collect_first=False)
     # An RPC that did not return in time may block the next one as well.
     use_rpc = knowledge.run_dir.path is None or not attempt.rpc_pending
@@ -162,6 +200,25 @@ async def _roll_back(
     if any(not line.ok and line.own_code for line in lines):
         return False
     return True if lines and all(line.ok for line in lines) else "unknown"
+
+
+def _told_of_rollback(rolled_back: bool | str, attempt: Attempt, has_run_dir: bool) -> Told:
+    """What was done about a policy that is not complete."""
+    if rolled_back is True:
+        again = "try again with a longer deadline_s, or with allow_partial=true for what can be had"
+        return Told(
+            "what had been changed was rolled back"
+            if attempt.reached_somebody
+            else "nothing had been sent, so nothing was changed",
+            f"nothing is left to be undone; {again}" if attempt.timed_out else None,
+        )
+    if rolled_back is False:
+        return Told("NOT every process could be rolled back", _SEE_AND_RESTORE)
+    if has_run_dir:
+        return Told(
+            "it is being rolled back, which not every process has shown yet", _SEE_AND_RESTORE
+        )
+    return Told("whether every process was rolled back is not known", _SEE_AND_RESTORE)
 
 
 # --- maintenance ---
@@ -222,7 +279,8 @@ async def _run_lease(means: Means, running: Running) -> None:
     if not means.knowledge.desired.is_on:
         raise Problem("no_policy", "the policy ended before its lease was renewed")
     attempt = await _renew(means, running)
-    _finish(means, running, attempt, "the lease of the others was renewed" if attempt.done else "")
+    told = "the lease of the others was renewed" if attempt.done else "the lease stays as it was"
+    _finish(means, running, attempt, Told(told))
 
 
 async def _renew(means: Means, running: Running) -> Attempt:
@@ -295,22 +353,27 @@ def _is_enough(change: Change, attempt: Attempt) -> bool:
     return attempt.is_complete or (change.allow_partial and attempt.done > 0)
 
 
-def _finish(means: Means, running: Running, attempt: Attempt, note: str = "") -> None:
-    """Record what came of it, where nothing has to be undone. `note` is for the detail of a failure."""
+def _finish(means: Means, running: Running, attempt: Attempt, told: Told | None = None) -> None:
+    """Record what came of it, where nothing has to be undone. `told` is for a failure."""
     if _is_enough(running.change, attempt):
         state = "applied" if attempt.is_complete else "partial"
         running.record(state=state, lines=attempt.lines)
         return
-    problem = _problem(means, attempt, {})
-    if note:
-        problem = replace(problem, detail=f"{problem.detail}; {note}")
+    problem = _problem(means, attempt, told or Told())
     running.record(state=attempt.failed_state, lines=attempt.lines, problem=problem)
 
 
-def _problem(means: Means, attempt: Attempt, extra: Mapping[str, object]) -> Problem:
+def _problem(
+    means: Means, attempt: Attempt, told: Told, extra: Mapping[str, object] | None = None
+) -> Problem:
     knowledge = means.knowledge
     has_run_dir = knowledge.run_dir.path is not None
-    return problem_of(attempt, knowledge.why_nobody(), has_run_dir, extra)
+    problem = problem_of(attempt, knowledge.why_nobody(), has_run_dir, extra or {})
+    return replace(
+        problem,
+        detail=f"{problem.detail}; {told.done}" if told.done else problem.detail,
+        remedy=told.remedy or problem.remedy,
+    )
 
 
 _RUNNERS: Mapping[str, Callable[[Means, Running], Awaitable[None]]] = {

@@ -121,7 +121,11 @@ class Coordinator:
         except Problem as problem:
             running.record(state="failed", problem=problem)
         except Exception as error:
-            logger.exception("operation %s failed", running.change.operation_id)
+            logger.exception(
+                "operation %s failed",
+                running.change.operation_id,
+                extra={"fields": {"event": "internal_error", "id": running.change.operation_id}},
+            )
             detail = f"{type(error).__name__}: {error}"
             running.record(state="unknown", problem=Problem("internal_error", detail))
         finally:
@@ -130,6 +134,7 @@ class Coordinator:
                 duration_s=duration_s,
                 transport=self.knowledge.engines.transport,
                 lease_expires_at=self.knowledge.desired.lease_expires_at(),
+                lease_owner=self.knowledge.desired.owner,
             )
             if operation.is_running:  # cancelled: the sidecar stops
                 operation = running.record(state="unknown")
@@ -139,7 +144,7 @@ class Coordinator:
 
 
 def _log(operation: Operation) -> None:
-    """One line for each operation."""
+    """One line for each operation; a warning where it was not done."""
     change = operation.change
     fields = {
         "event": "operation",
@@ -154,5 +159,7 @@ def _log(operation: Operation) -> None:
         "transport": operation.transport,
         "rolled_back": operation.rolled_back,
         "code": operation.problem.code if operation.problem else None,
+        "detail": operation.problem.detail if operation.problem else None,
     }
-    logger.info("operation", extra={"fields": fields})
+    level = logging.INFO if operation.state in ("applied", "partial") else logging.WARNING
+    logger.log(level, "operation", extra={"fields": fields})

@@ -5,6 +5,7 @@ One frozen object; every change makes a new one with a higher generation.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,8 @@ KIND_OF_MODE = {mode: kind for kind, mode in MODE_OF_KIND.items()}
 class Desired:
     """The policy that every process should have.
 
-    `lease_ends` is on our monotonic clock, so that a jump of the wall clock moves no lease.
+    `lease_ends` is on our monotonic clock, so that a jump of the wall clock moves no lease. `lease_s` is for how
+    long the policy was entered or last renewed, which is what a renewal that says nothing renews it for.
     `reason` says why a policy ended without being asked to.
     """
 
@@ -34,6 +36,7 @@ class Desired:
     max_rss_growth_bytes: int | None = None
     entered_at: float | None = None
     lease_ends: float | None = None
+    lease_s: float = DEFAULT_LEASE_S
     lease_sequence: int = 0
     reason: Reason | None = None
 
@@ -87,11 +90,13 @@ class Desired:
             return None
         return Lease(self.lease_sequence, remaining, expires_at)
 
-    def with_lease(self, lease_s: float) -> Desired:
-        """This policy with a lease that begins now."""
+    def with_lease(self, lease_s: float | None) -> Desired:
+        """This policy with a lease that begins now; with None it is as long as the one before."""
+        length_s = self.lease_s if lease_s is None else lease_s
         return replace(
             self,
-            lease_ends=time.monotonic() + lease_s,
+            lease_ends=time.monotonic() + length_s,
+            lease_s=length_s,
             lease_sequence=next_sequence(self.lease_sequence),
         )
 
@@ -115,6 +120,8 @@ def desired_from_board(board: Board) -> Desired:
     if policy.kind == "restore":
         return Desired(generation=policy.generation)
     remaining = policy.lease_s
+    # A board is written moments after its lease began: what was left then is its length, but for those.
+    length_s = math.ceil(policy.lease_s if lease is None else lease.remaining_s)
     if lease is not None:
         remaining = max(0.0, min(lease.remaining_s, lease.expires_at - time.time()))
     desired = Desired(
@@ -125,6 +132,7 @@ def desired_from_board(board: Board) -> Desired:
         pause_budget_ms=policy.pause_budget_ms,
         max_rss_growth_bytes=policy.max_rss_growth_bytes,
         lease_ends=time.monotonic() + remaining,
+        lease_s=float(max(1, length_s)),
         lease_sequence=lease.sequence if lease else 0,
     )
     return desired if remaining > 0 else desired.ended(LEASE_EXPIRED)
@@ -147,6 +155,7 @@ def desired_from_reports(reports: list[Report]) -> Desired:
         max_rss_growth_bytes=state.max_rss_growth_bytes,
         entered_at=state.entered_at,
         lease_ends=time.monotonic() + remaining_s,
+        lease_s=max(DEFAULT_LEASE_S, remaining_s),  # nobody tells it; a renewal must not shorten it
     )
 
 

@@ -19,6 +19,7 @@ from gc_sidecar.server.reports import CheckedReplies, Reply, check_replies
 from gc_sidecar.server.tally import Tally
 from gc_sidecar.server.timing import Timing
 from gc_sidecar.server.transports import (
+    NOBODY,
     Discovery,
     Processes,
     Secret,
@@ -83,6 +84,7 @@ class Engines:
         self._timing = timing
         self._tally = tally
         self._has_run_dir = has_run_dir
+        self._noticed = NOBODY
         # Held by whoever talks to the engines: a command, or the questions which transport they have.
         self._channel = asyncio.Lock()
 
@@ -155,13 +157,14 @@ class Engines:
             eagerly and now >= engine.ask_at - engine.retry_s + self._timing.first_retry_s
         )
 
-    async def ask(self, processes: Processes, eagerly: bool = False) -> None:
-        """Ask every engine that is due. Never raises."""
+    async def ask(self, processes: Processes, eagerly: bool = False) -> bool:
+        """Ask every engine that is due. Whether one was found that may be another than before. Never raises."""
         async with self._channel:
             due = [e for e in self._engines if self._is_due(e, processes, eagerly)]
-            await asyncio.gather(*(self._ask_one(engine, processes) for engine in due))
+            return any(await asyncio.gather(*(self._ask_one(engine, processes) for engine in due)))
 
-    async def _ask_one(self, engine: _Engine, processes: Processes) -> None:
+    async def _ask_one(self, engine: _Engine, processes: Processes) -> bool:
+        was_down = engine.was_down
         engine.discovery = await discover(
             self._http, engine.url, self._secret, self._timing.question_s, processes
         )
@@ -179,6 +182,8 @@ class Engines:
             engine.ask_at = time.monotonic() + engine.retry_s
         else:
             engine.retry_s = 0.0
+        found = engine.discovery
+        return found.transport is not None or (found.reachable and was_down)
 
     async def keep_contact(self, processes: Processes) -> None:
         """Without pages only this tells that an engine went away. Never raises."""
@@ -190,9 +195,14 @@ class Engines:
                 engine.was_down = True
                 engine.ask_at = 0.0
 
-    def notice_restarts(self, processes: Processes) -> None:
-        """Let go of a desync when none of the engine cores that had it is left."""
+    def notice_processes(self, processes: Processes) -> None:
+        """Ask at once where a process has come, for its API may come with it; and let go of a desync when none
+        of the engine cores that had it is left."""
+        has_come = processes.all - self._noticed.all or processes.cores != self._noticed.cores
+        self._noticed = processes
         for engine in self._engines:
+            if has_come:
+                engine.ask_at = engine.retry_s = 0.0
             engine.cores = engine.cores or processes.cores
             if (
                 engine.desync is not None

@@ -5,12 +5,13 @@ The `roster` is made from all three. Nothing here talks to the engine or changes
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gc_sidecar.server.desired import Desired, desired_from_reports
 from gc_sidecar.server.engines import Engines
 from gc_sidecar.server.obstacle import Obstacle
-from gc_sidecar.server.reports import Key, Reply, Report
+from gc_sidecar.server.reports import Identity, Key, Reply, Report
 from gc_sidecar.server.roster import Roster, take_roll
 from gc_sidecar.server.run_dir import RunDir
 from gc_sidecar.server.sight import Sight
@@ -28,10 +29,45 @@ class Knowledge:
         self.engines = engines
         self._timing = timing
         self._replies: dict[str, Report] = {}
+        # How often replies were let go of that nothing has replaced: only another RPC can tell what they told.
+        self.losses = 0
+        # Of the pages as they were when the replies were last held against them.
+        self._judged = sight.snapshot
+        self._paged: frozenset[str] = frozenset()
+        self._cores: frozenset[str] = frozenset()
         # Which process (token) had the desired generation in each place.
         self._applied: dict[Key, str] = {}
 
     # --- processes ---
+
+    async def look(self, maximum_age_s: float = 0.0) -> None:
+        """Read the pages, where the last reading is older, and let go of replies that they disprove."""
+        await self.sight.look(maximum_age_s)
+        if self.sight.snapshot is not self._judged:
+            self._judged = self.sight.snapshot
+            self._forget_disproved()
+
+    def _forget_disproved(self) -> None:
+        """A reply outlives neither its engine nor its process, as far as pages tell."""
+        snapshot = self.sight.snapshot
+        if snapshot.directory is not None and not snapshot.pages:
+            return  # nothing can be seen, which disproves nothing
+        living = [page.report.identity for page in snapshot.pages if page.alive]
+        tokens = frozenset(identity.token for identity in living)
+        ended = {page.report.identity.token for page in snapshot.pages} - tokens
+        # Whose page was there and is no more; but a reply that came since proves that its process lives.
+        vanished = self._paged - tokens - ended
+        cores = self.processes.cores
+        if cores != self._cores:
+            # Another engine, which may have fewer processes, or a part of it that has ended.
+            vanished |= self._replies.keys() - tokens
+        self._paged, self._cores = tokens, cores
+        self.losses += any(token in vanished for token in self._replies)
+        self._replies = {
+            token: report
+            for token, report in self._replies.items()
+            if token not in vanished | ended and not _is_succeeded(report.identity, living)
+        }
 
     def roster(self) -> Roster:
         """All processes, by the newest snapshot and the last replies."""
@@ -52,17 +88,28 @@ class Knowledge:
 
     def remember(self, replies: tuple[Reply, ...]) -> None:
         """Keep the newest report of each place that came by RPC."""
-        for reply in replies:
-            if reply.report is None:
-                continue
-            identity = reply.report.identity
+        reports = [reply.report for reply in replies if reply.report is not None]
+        if any(self._is_of_another_engine(report.identity) for report in reports):
+            self._replies.clear()
+        for report in reports:
+            identity = report.identity
             places = set(identity.keys)
             self._replies = {
-                token: report
-                for token, report in self._replies.items()
-                if token == identity.token or not places & set(report.identity.keys)
+                token: known
+                for token, known in self._replies.items()
+                if token == identity.token or not places & set(known.identity.keys)
             }
-            self._replies[identity.token] = reply.report
+            self._replies[identity.token] = report
+            self._paged -= {identity.token}
+
+    def _is_of_another_engine(self, identity: Identity) -> bool:
+        """Whether it is an engine core in the place of another one."""
+        return "engine_core" in identity.roles and any(
+            "engine_core" in known.identity.roles
+            and known.identity.token != identity.token
+            and set(known.identity.keys) & set(identity.keys)
+            for known in self._replies.values()
+        )
 
     def forget_replies(self) -> None:
         """What they told may be of an engine that is no more."""
@@ -131,7 +178,8 @@ class Knowledge:
             return Obstacle(
                 "no_pages",
                 f"no living process of an engine has a page in {self.run_dir.path}",
-                "start vLLM with `DIR/bin/with-agent` and GC_SIDECAR_RUN_DIR set to the same directory",
+                "start vLLM with `DIR/bin/with-agent` and GC_SIDECAR_RUN_DIR set to the same directory,"
+                " and VLLM_PLUGINS, if set, must name gc_sidecar",
                 blocking=True,
             )
         return Obstacle(
@@ -140,3 +188,13 @@ class Knowledge:
             "give --engine-url and start the engine with the agent, or share a run directory",
             blocking=True,
         )
+
+
+def _is_succeeded(identity: Identity, living: Iterable[Identity]) -> bool:
+    """Whether the page of a later process stands in one of its places."""
+    return any(
+        other.token != identity.token
+        and other.started_at >= identity.started_at
+        and set(other.keys) & set(identity.keys)
+        for other in living
+    )

@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gc_sidecar.server.app import Services, make_control_app, make_open_app
+from gc_sidecar.server.logs import rfc3339
 
 logger = logging.getLogger("gc_sidecar.server")
 
@@ -88,10 +89,23 @@ async def _serve(services: Services, listeners: list[tuple[ASGIApp, socket.socke
                 for server, (_, sock) in zip(servers, listeners, strict=True)
             )
         )
+        _log_stopped(services)
         if any(server.should_exit for server in servers):
             # An operation that waits for the engine would be waited for, and a thread that reads a hung
             # file system too. Neither has anything left to say to anybody.
             os._exit(0)
+
+
+def _log_stopped(services: Services) -> None:
+    """The last line: what stays when we are gone."""
+    desired = services.coordinator.knowledge.desired
+    expires_at = desired.lease_expires_at()
+    message, until = "stopped", None
+    if desired.is_on and expires_at is not None:
+        until = rfc3339(expires_at)
+        message = f"stopped; the {desired.mode} policy of {desired.owner} stays until {until}"
+    fields = {"event": "stopped", "policy": desired.mode, "lease_expires_at": until}
+    logger.info(message, extra={"fields": fields})
 
 
 def _config(app: ASGIApp) -> uvicorn.Config:

@@ -1,6 +1,7 @@
 """The sidecar's log on standard error: one JSON object a line, or text for a terminal.
 
-What belongs to a line beyond its message travels in `extra={"fields": {...}}`. Tokens are never logged.
+What belongs to a line beyond its message travels in `extra={"fields": {...}}`, first of all its `event`; a line
+of a library has the library's name for one. Tokens are never logged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class JsonFormatter(logging.Formatter):
             "time": rfc3339(record.created),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
+            **_fields(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -33,16 +34,22 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
-        fields = getattr(record, "fields", {})
         parts = [
             rfc3339(record.created),
             record.levelname.ljust(7),
             record.getMessage(),
             # As JSON: a value with a newline must not look like a line of its own.
-            *(f"{name}={json.dumps(value, default=str)}" for name, value in fields.items()),
+            *(
+                f"{name}={json.dumps(value, default=str)}"
+                for name, value in _fields(record).items()
+            ),
         ]
         text = " ".join(parts)
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {"event": record.name, **getattr(record, "fields", {})}
 
 
 def configure_logs(level: str, style: str) -> None:

@@ -16,7 +16,6 @@ from gc_sidecar.server.reports import Key
 from gc_sidecar_agent.command import (
     DEFAULT_DEADLINE_S,
     DEFAULT_INTERVAL_S,
-    DEFAULT_LEASE_S,
     Outcome,
 )
 
@@ -26,7 +25,8 @@ REMEMBERED = 256
 
 @dataclass(frozen=True)
 class Change:
-    """A request to change something, checked. `kind` is a policy kind, `maintain` or `lease`."""
+    """A request to change something, checked. `kind` is a policy kind, `maintain` or `lease`; `lease_s` is None
+    where the policy's own length is meant."""
 
     kind: str
     operation_id: str
@@ -35,7 +35,7 @@ class Change:
     force: bool = False
     allow_partial: bool = False
     interval_s: float = DEFAULT_INTERVAL_S
-    lease_s: float = DEFAULT_LEASE_S
+    lease_s: float | None = None
     pause_budget_ms: float | None = None
     max_rss_growth_bytes: int | None = None
     collect_first: bool = True
@@ -81,6 +81,7 @@ class Operation:
     rolled_back: bool | str | None = None
     problem: Problem | None = None
     lease_expires_at: float | None = None
+    lease_owner: str | None = None
 
     @property
     def id(self) -> str:

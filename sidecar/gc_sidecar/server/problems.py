@@ -82,8 +82,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "outcome_unknown": Kind(
         504,
-        "The engine did not answer in time",
-        "it may still carry it out: GET /gc, and POST /gc/restore at any time",
+        "Not every process showed it in time",
+        "GET /gc shows how each process stands; POST /gc/restore is safe at any time",
     ),
     "rpc_desync": Kind(502, "Replies of the engine are out of step", "restart the engine"),
     "engine_unreachable": Kind(503, "The engine cannot be reached"),

@@ -18,13 +18,18 @@ LEASE_TOLERANCE_S = 2.0
 
 
 def judge_lines(
-    command: Command, rows: tuple[Row, ...], replies: tuple[Reply, ...], rpc_pending: bool
+    command: Command,
+    rows: tuple[Row, ...],
+    replies: tuple[Reply, ...],
+    rpc_pending: bool,
+    age_s: float = 0.0,
 ) -> list[Line]:
-    """What each process did about `command`: by its page where it has one, else by its reply."""
+    """What each process did about `command`, which was sent `age_s` ago: by its page where it has one, else
+    by its reply."""
     by_token = {reply.report.identity.token: reply for reply in replies if reply.report is not None}
     anonymous = [reply.outcome for reply in replies if reply.report is None]
     return [
-        _judge_line(command, row, by_token.get(row.token or ""), anonymous, rpc_pending)
+        _judge_line(command, row, by_token.get(row.token or ""), anonymous, rpc_pending, age_s)
         for row in rows
     ]
 
@@ -35,6 +40,7 @@ def _judge_line(
     reply: Reply | None,
     anonymous: list[Outcome],
     rpc_pending: bool,
+    age_s: float,
 ) -> Line:
     report = row.report
     line = Line(row.key, row.roles, report.identity.pid if report else None, ok=False)
@@ -60,11 +66,11 @@ def _judge_line(
             detail = "it has no page, and no reply came from it"
             return replace(line, code="no_reply", detail=detail, final=not rpc_pending)
         return replace(line, ok=True, outcome=reply.outcome, detail=reply.outcome.detail)
-    return _judge_page(command, row, report, line, reply)
+    return _judge_page(command, row, report, line, reply, age_s)
 
 
 def _judge_page(
-    command: Command, row: Row, report: Report, line: Line, reply: Reply | None
+    command: Command, row: Row, report: Report, line: Line, reply: Reply | None, age_s: float
 ) -> Line:
     state = report.state
     outcome = state.operation
@@ -82,8 +88,9 @@ def _judge_page(
         if state.mode == "off" or state.generation != command.generation:
             why = str(state.reason) if state.reason else "it is not under the policy any more"
             return replace(line, code="not_in_policy", detail=why, own_code=True)
-        # lease_s was cut when the command was made, moments ago.
-        if remaining_ms is not None and _is_near(remaining_ms / 1000, command.lease_s):
+        # It runs since the process saw it, at some time of the command's age.
+        latest_s, earliest_s = command.lease_s, command.lease_s - age_s
+        if remaining_ms is not None and _is_near(remaining_ms / 1000, earliest_s, latest_s):
             return done
     else:
         if state.refused is not None and state.refused.generation == command.generation:
@@ -112,8 +119,8 @@ def _judge_page(
     )
 
 
-def _is_near(remaining_s: float, wanted_s: float) -> bool:
-    return wanted_s - LEASE_TOLERANCE_S <= remaining_s <= wanted_s + 0.5
+def _is_near(remaining_s: float, least_s: float, most_s: float) -> bool:
+    return least_s - LEASE_TOLERANCE_S <= remaining_s <= most_s + 0.5
 
 
 def _failed(line: Line, outcome: Outcome) -> Line:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
@@ -19,7 +19,6 @@ from gc_sidecar.server.security import is_from_browser
 from gc_sidecar_agent.command import (
     DEFAULT_DEADLINE_S,
     DEFAULT_INTERVAL_S,
-    DEFAULT_LEASE_S,
     MAXIMUM_SECONDS,
     MINIMUM_INTERVAL_S,
     OPERATION_ID,
@@ -77,7 +76,10 @@ class FreezeFields(ChangeFields):
     """POST /gc/freeze"""
 
     interval_s: Interval = Field(DEFAULT_INTERVAL_S, description="freeze again this often")
-    lease_s: Lease = Field(DEFAULT_LEASE_S, description="how long it lasts without renewal")
+    lease_s: Lease | None = Field(
+        None,
+        description="how long it lasts without renewal: 3600, or as before where the policy is on already",
+    )
     max_rss_growth_bytes: Growth | None = Field(
         None, description="a process that grew by more restores itself"
     )
@@ -111,7 +113,10 @@ class RestoreFields(ChangeFields):
 class LeaseFields(ChangeFields):
     """POST /gc/lease"""
 
-    lease_s: Lease = Field(DEFAULT_LEASE_S, description="how long it lasts from now")
+    lease_s: Lease | None = Field(
+        None,
+        description="how long it lasts from now: as long as it was entered or last renewed for",
+    )
 
 
 async def read_change(request: Request, fields: type[ChangeFields], kind: str) -> Change:
@@ -175,13 +180,10 @@ async def _body(request: Request) -> Any:
             "unsupported_media_type", f"the body is declared as {media_type or 'nothing'}"
         )
     try:
-        return json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        # NaN and Infinity are no JSON, but they are read, so that the field that holds one can be named.
+        return json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise Problem("bad_json", f"the body is not JSON: {error}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ What the answers hold is in `views`, how requests are read in `requests`.
 
 from __future__ import annotations
 
+import functools
 import platform
 import shlex
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from starlette.responses import PlainTextResponse, Response
 
 from gc_sidecar import __version__
 from gc_sidecar.server import requests
+from gc_sidecar.server.attempt import NAMED
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.exposition import render
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.operations import Operation
 from gc_sidecar.server.problems import PROBLEM_MEDIA_TYPE, Problem, problem_response, to_json
+from gc_sidecar.server.roster import Roster
 from gc_sidecar.server.tally import Tally
 from gc_sidecar.server.views import change_view, obstacle_view, operation_view, status_view
 from gc_sidecar_agent import __version__ as agent_version
@@ -42,6 +45,8 @@ class Action:
     kind: str
     fields: type[requests.ChangeFields]
     summary: str
+    # A field without which it is refused, with a value.
+    example: str = ""
 
 
 ACTIONS = (
@@ -51,7 +56,7 @@ ACTIONS = (
     ),
     Action(
         "PUT", "/gc/policy", "policy", requests.PolicyFields,
-        "Any policy, declaratively",
+        "Any policy, declaratively", "mode=off",
     ),
     Action(
         "POST", "/gc/maintain", "maintain", requests.MaintainFields,
@@ -164,12 +169,34 @@ async def _readiness(coordinator: Coordinator) -> Response:
         for row in roster.rows
         if row.report is not None and not row.report.state.ready
     ]
-    obstacles = [*coordinator.knowledge.obstacles(roster), *missing, *starting]
+    obstacles = [
+        *coordinator.knowledge.obstacles(roster),
+        *missing,
+        *starting,
+        *_lacking(coordinator, roster),
+    ]
     told = [obstacle_view(each) for each in obstacles]
     first = next((each for each in obstacles if each.blocking), None)
     if first is not None:
         raise Problem("not_ready", first.detail, first.remedy, {"ready": False, "reasons": told})
     return _answer({"ready": True, "reasons": told})
+
+
+def _lacking(coordinator: Coordinator, roster: Roster) -> list[Obstacle]:
+    """That not every process has the policy that is on. The sidecar works all the same, so it is ready."""
+    desired = coordinator.knowledge.desired
+    lacking = [row for row in roster.rows if row.state != "applied"]
+    if not desired.is_on or not lacking:
+        return []
+    named = [f"{row.key} ({row.state})" for row in lacking[:NAMED]]
+    if len(lacking) > NAMED:
+        named.append(f"{len(lacking) - NAMED} more")
+    detail = (
+        f"{roster.acknowledged} of {roster.expected} processes have the {desired.mode} policy; not"
+        f" {', '.join(named)}"
+    )
+    remedy = "GET /gc says why; ask for the policy again to enter it anew"
+    return [Obstacle("incomplete_coverage", detail, remedy)]
 
 
 def _add_action(router: APIRouter, coordinator: Coordinator, action: Action) -> None:
@@ -197,6 +224,7 @@ def _add_action(router: APIRouter, coordinator: Coordinator, action: Action) -> 
 _PROBLEM_STATUSES = (400, 401, 403, 409, 413, 415, 422, 500, 502, 503, 504)
 
 
+@functools.lru_cache
 def _describe_fields(fields: type[requests.ChangeFields]) -> dict[str, Any]:
     """The OpenAPI of a route's fields, which may come in either way."""
     schema = fields.model_json_schema()
@@ -282,7 +310,12 @@ async def show_http_error(request: Request, error: Exception) -> Response:
         return problem_response(Problem("not_found", detail))
     allowed = (error.headers or {}).get("Allow") or "GET"
     method = allowed.partition(",")[0]
-    query = f"?{request.url.query}" if request.url.query else ""
+    query = request.url.query
+    for action in ACTIONS:
+        needed = action.example.partition("=")[0]
+        if (action.method, action.path) == (method, path) and needed not in request.query_params:
+            query = "&".join(filter(None, (query, action.example)))
+    query = f"?{query}" if query else ""
     flag = "" if method == "GET" else f"-X {method} "
     line = f"curl {flag}{shlex.quote(_base_url(request) + path + query)}"
     return problem_response(

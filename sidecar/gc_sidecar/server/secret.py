@@ -8,7 +8,9 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 
+from gc_sidecar.server.engine_http import EngineFault
 from gc_sidecar_agent.endpoint import TOKEN_NAME
 
 _TOKEN = re.compile(rb"[0-9a-f]{64}")
@@ -49,6 +51,30 @@ def read_endpoint_token(run_dir: str | None, token_file: str | None) -> str | No
     except UnicodeDecodeError:
         return None
     return token if token and token.isprintable() else None
+
+
+def endpoint_secret(run_dir: str | None, token_file: str | None) -> Callable[[], str]:
+    """Something that reads the secret to send. It raises EngineFault, which names the file, where it is not."""
+    remedy = "share the run directory (--run-dir), or give --engine-token-file"
+    if token_file is not None:
+        where = f"--engine-token-file {token_file} cannot be read, or holds no secret"
+        remedy = (
+            "the file must hold the secret that the engine has, and be readable for the sidecar"
+        )
+    elif run_dir is not None:
+        path = os.path.join(run_dir, TOKEN_NAME)
+        where = f"{path} cannot be read, or holds no secret"
+    else:
+        where = "the sidecar has no file with its secret"
+
+    def read() -> str:
+        token = read_endpoint_token(run_dir, token_file)
+        if token is None:
+            detail = f"the endpoint plugin is loaded, but {where}"
+            raise EngineFault("endpoint_token_missing", detail, remedy, sent=False)
+        return token
+
+    return read
 
 
 def _read(path: str, follow_links: bool) -> bytes | None:

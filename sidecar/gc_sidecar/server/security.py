@@ -1,7 +1,8 @@
 """Who may ask: the guard before every route of the control listener.
 
-In this order: Host header (DNS rebinding), cross-origin browsers, bearer token, size of the body. The
-caller's address is never looked at: behind a service mesh every caller looks local.
+In this order: Host header (DNS rebinding), cross-origin browsers, bearer token, size of the body. With a token
+any Host will do: a page that rebinds its name to our address cannot have the token. The caller's address is
+never looked at: behind a service mesh every caller looks local.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class Guard:
         await self._app(scope, _bounded(receive), respond)
 
     def _check_host(self, headers: Headers, _scope: Scope) -> Problem | None:
+        if self._token_file is not None:
+            return None
         hosts = headers.getlist("host")
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is not None and (is_loopback(name) or name in self._allowed_hosts):

@@ -142,7 +142,10 @@ class Sight:
             report=report,
             alive=content.alive,
             unchanged_s=now - memory.heartbeat_since,
-            collecting_s=now - memory.collecting_seen if report.collecting_since else None,
+            # A process that died in a collection collects no more.
+            collecting_s=(
+                now - memory.collecting_seen if report.collecting_since and content.alive else None
+            ),
             settled=heartbeat != memory.generation_heartbeat,
         )
         return reading, memory

@@ -23,15 +23,18 @@ class Timing:
     board_after_s: float = 2.0
     # How long a process that shows no sign of life may take to show one before an operation gives up on it.
     unseen_grace_s: float = 2.0
-    # The part of a deadline that is kept for rolling back, and its share at most.
+    # The part of a deadline that is kept for rolling back, its share at most, and what it gets in any case.
     rollback_reserve_s: float = 5.0
     rollback_share: float = 0.3
+    rollback_least_s: float = 1.0
     # An operation that outlasts its deadline goes on in the background at most this long.
     background_limit_s: float = 600.0
     # Asking an engine which transport it has: one question, and how long until it is asked again.
     question_s: float = 5.0
     first_retry_s: float = 1.0
-    last_retry_s: float = 15.0
+    last_retry_s: float = 5.0
+    # Asking processes without a page how they are, over RPC: how long after a failure, doubled each time.
+    observe_retry_s: float = 15.0
     # An engine of which no page is seen is asked for its version this often: the only way to see a restart.
     contact_poll_s: float = 10.0
     idle_poll_s: float = 0.25

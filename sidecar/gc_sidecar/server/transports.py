@@ -21,6 +21,7 @@ from gc_sidecar_agent.endpoint import PATH as ENDPOINT_PATH
 FLOOR = (0, 25)
 _RELEASE = re.compile(r"(\d+)\.(\d+)(\.\d+)?([.+-].*|(rc|a|b)\d+.*)?")
 
+# The secret of our route; None where there is none, or an EngineFault that says where it should be.
 Secret = Callable[[], "str | None"]
 
 

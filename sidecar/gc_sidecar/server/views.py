@@ -164,7 +164,8 @@ def change_view(operation: Operation, base_url: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"operation": operation_view(operation)}
     expires_at = operation.lease_expires_at
     if expires_at is not None and operation.change.kind in ("freeze", "budget", "lease"):
-        owner = quote(operation.change.owner, safe="")
+        # The policy's owner: whoever renewed it with force cannot do so without.
+        owner = quote(operation.lease_owner or operation.change.owner, safe="")
         url = f"{base_url}/gc/lease?owner={owner}"
         answer["lease"] = {
             "expires_at": time_view(expires_at),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from gc_sidecar.server.desired import LEASE_EXPIRED, desired_from_board
 from gc_sidecar.server.knowledge import Knowledge
 from gc_sidecar.server.operations import new_id
+from gc_sidecar.server.reports import Key
 from gc_sidecar.server.roster import Roster
 from gc_sidecar.server.tasks import spawn
 from gc_sidecar.server.timing import Timing
@@ -37,7 +38,10 @@ class Watch:
         self._contact_at = 0.0
         self._had_fault = False
         self._observe_at = 0.0
-        self._observe_wait_s = timing.last_retry_s
+        self._observe_wait_s = timing.observe_retry_s
+        self._losses = 0
+        # Who had drifted at the last look, and why.
+        self._drifts: dict[Key, tuple[str | None, str]] = {}
 
     async def take_over(self) -> Command | None:
         """When the sidecar starts: what a sidecar before us left on the board.
@@ -49,7 +53,13 @@ class Watch:
         if board is None:
             return None
         desired = self._knowledge.desired = desired_from_board(board)
-        _log("took over the board", mode=desired.mode, generation=desired.generation)
+        _log(
+            "board_taken_over",
+            "took over the board",
+            mode=desired.mode,
+            generation=desired.generation,
+            reason=str(desired.reason) if desired.reason else None,
+        )
         if board.maintain is not None:
             await self._knowledge.run_dir.write_board(without_maintain)
         return board.maintain
@@ -61,29 +71,62 @@ class Watch:
         while True:
             try:
                 await self.look(0.0)
-                self._knowledge.engines.notice_restarts(self._knowledge.processes)
+                self._knowledge.engines.notice_processes(self._knowledge.processes)
                 await self._knowledge.run_dir.retry_token()
             except Exception:
-                logger.exception("looking at the run directory failed")
+                logger.exception(
+                    "looking at the run directory failed",
+                    extra={"fields": {"event": "look_failed"}},
+                )
             await asyncio.sleep(self._timing.sight_poll_s)
 
     async def look(self, maximum_age_s: float | None = None) -> Roster:
         """The roster after a fresh look at the pages, if the last one is too old."""
         age = self._timing.sight_fresh_s if maximum_age_s is None else maximum_age_s
-        await self._knowledge.sight.look(age)
+        await self._knowledge.look(age)
         if not self._is_busy():
             self._knowledge.adopt()
         self.end_lease_in_time()
         roster = self._knowledge.roster()
         self._knowledge.note_applied(roster)
+        if not self._is_busy():
+            self._tell_drifts(roster)
         return roster
+
+    def _tell_drifts(self, roster: Roster) -> None:
+        """One line for each process that drifts or leaves its policy by itself, when it does."""
+        before, self._drifts = self._drifts, {}
+        for row in roster.rows:
+            if row.state != "drifted" or row.reason is None:
+                continue
+            drift = self._drifts[row.key] = (row.token, row.reason.code)
+            if before.get(row.key) != drift:
+                _log(
+                    "process_drifted",
+                    f"{row.key} has drifted from the desired policy",
+                    logging.WARNING,
+                    role=row.key.role,
+                    dp_rank=row.key.dp_rank,
+                    rank=row.key.rank,
+                    pid=row.report.identity.pid if row.report else None,
+                    desired=self._knowledge.desired.mode,
+                    mode=row.report.state.mode if row.report else None,
+                    reason=str(row.reason),
+                )
 
     def end_lease_in_time(self) -> None:
         """With its lease the policy ends in every process; so it does here, and on the board."""
         desired = self._knowledge.desired
         if not desired.is_on or desired.lease_remaining_s() != 0.0:
             return
-        _log("the lease ended", generation=desired.generation, owner=desired.owner)
+        _log(
+            "lease_ended",
+            "the lease ended without a renewal, and the policy with it",
+            logging.WARNING,
+            mode=desired.mode,
+            generation=desired.generation,
+            owner=desired.owner,
+        )
         self._knowledge.desired = desired.ended(LEASE_EXPIRED)
         # Where no page shows it, somebody has to ask; a little later, for their leases began after ours.
         self._observe_at = time.monotonic() + self._timing.first_retry_s
@@ -103,7 +146,9 @@ class Watch:
                 if not self._is_busy():
                     await self._contact_once()
             except Exception:
-                logger.exception("asking the engine failed")
+                logger.exception(
+                    "asking the engine failed", extra={"fields": {"event": "contact_failed"}}
+                )
             await asyncio.sleep(self._timing.sight_poll_s)
 
     async def _contact_once(self) -> None:
@@ -115,7 +160,10 @@ class Watch:
             await engines.keep_contact(self._knowledge.processes)
         if engines.has_fault and not self._had_fault:
             # An RPC failed; one that does not will clear it. Not at once: let it recover.
-            self._observe_at = now + self._timing.last_retry_s
+            self._observe_at = now + self._timing.observe_retry_s
+        if self._losses != self._knowledge.losses:
+            self._losses = self._knowledge.losses
+            self._observe_at, self._observe_wait_s = 0.0, self._timing.observe_retry_s
         self._had_fault = engines.has_fault
         if engines.has_rpc and now >= self._observe_at and self._has_gaps():
             await self._observe()
@@ -126,12 +174,11 @@ class Watch:
         if not engines.is_due(self._knowledge.processes, eagerly):
             return
         before = engines.transport
-        await engines.ask(self._knowledge.processes, eagerly)
-        if engines.has_rpc:
+        if await engines.ask(self._knowledge.processes, eagerly):
             self._knowledge.forget_replies()
-            self._observe_at, self._observe_wait_s = 0.0, self._timing.last_retry_s
+            self._observe_at, self._observe_wait_s = 0.0, self._timing.observe_retry_s
         if engines.transport != before:
-            _log("transport found", transport=engines.transport)
+            _log("transport", f"the transport is {engines.transport}", transport=engines.transport)
 
     def _has_gaps(self) -> bool:
         """Whether there is something that only an RPC can tell."""
@@ -154,10 +201,10 @@ class Watch:
         knowledge.remember(result.replies)
         # Once is enough while the engine lives; less and less often where something is still to be told.
         if result.replies and not knowledge.engines.has_fault and not self._awaits_end():
-            self._observe_at, self._observe_wait_s = float("inf"), self._timing.last_retry_s
+            self._observe_at, self._observe_wait_s = float("inf"), self._timing.observe_retry_s
             return
         self._observe_at = time.monotonic() + self._observe_wait_s
-        longest_s = LONGEST_WAIT * self._timing.last_retry_s
+        longest_s = LONGEST_WAIT * self._timing.observe_retry_s
         self._observe_wait_s = min(2 * self._observe_wait_s, longest_s)
 
     def _awaits_end(self) -> bool:
@@ -179,5 +226,5 @@ def _without_policy(board: Board, generation: int) -> Board:
     return replace(board, policy=None, lease=None)
 
 
-def _log(message: str, **fields: object) -> None:
-    logger.info(message, extra={"fields": fields})
+def _log(event: str, message: str, level: int = logging.INFO, **fields: object) -> None:
+    logger.log(level, message, extra={"fields": {"event": event, **fields}})

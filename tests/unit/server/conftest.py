@@ -26,10 +26,12 @@ FAST = Timing(
     board_after_s=0.2,
     unseen_grace_s=0.3,
     rollback_reserve_s=2.0,
+    rollback_least_s=0.3,
     background_limit_s=20.0,
     question_s=2.0,
     first_retry_s=0.05,
     last_retry_s=0.1,
+    observe_retry_s=0.1,
     contact_poll_s=0.05,
     idle_poll_s=0.02,
 )

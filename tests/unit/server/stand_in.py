@@ -1,13 +1,19 @@
 """A stand-in for an engine: no vLLM, no garbage collection, but real pages, a real board and real HTTP.
 
 One helper process plays all processes of the engine, for a page's lock is only seen from another
-process. It follows commands like an agent does, and misbehaves as it is told to.
+process. It follows commands like an agent does, and misbehaves as it is told to. It is forked from a
+nursery, which has imported everything that it needs: starting Python anew would take longer than most tests.
 """
 
 from __future__ import annotations
 
+import array
+import atexit
+import functools
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,18 +32,37 @@ POLL_S = 0.01
 MODES = {"freeze": "freeze", "budget": "budget", "restore": "off"}
 
 
-class StandInEngine:
-    """The test's handle on the helper process."""
+class Nursery:
+    """The process that helper processes are forked from. Orders and answers are lines of JSON."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(config)],
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             text=True,
         )
+        atexit.register(self._process.communicate)  # it ends with its input
+
+    def order(self, order: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+@functools.lru_cache
+def nursery() -> Nursery:
+    return Nursery()
+
+
+class StandInEngine:
+    """The test's handle on the helper process."""
+
+    def __init__(self, **config: Any) -> None:
+        self.port = nursery().order({"start": config})
         self.url = f"http://127.0.0.1:{self.port}"
 
     def set(self, **behaviour: Any) -> None:
@@ -62,10 +87,7 @@ class StandInEngine:
 
     def stop(self) -> None:
         """End everything."""
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        nursery().order({"stop": self.port})
 
     def _post(self, order: dict[str, Any]) -> None:
         request = urllib.request.Request(f"{self.url}/stand_in", json.dumps(order).encode())
@@ -224,8 +246,6 @@ class Process:
         report = self.report()
         self.page.write_description(report["description"])
         words = [report["numbers"][name] for name in NUMBER_NAMES]
-        import array
-
         packed = array.array("q", [NONE if word is None else word for word in words])
         self.page.write_numbers(memoryview(packed))
         self.page.header[2] = report["collecting_since_ns"]
@@ -485,15 +505,54 @@ class Handler(BaseHTTPRequestHandler):
             pass  # the caller did not wait
 
 
-def main() -> None:
-    """The helper process."""
-    engine = Engine(json.loads(sys.argv[1]))
+def serve(config: dict[str, Any], listener: socket.socket, ready: int) -> None:
+    """The helper process. It closes `ready` when its pages are there."""
+    engine = Engine(config)
     Handler.engine = engine
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
     server.daemon_threads = True
+    for process in engine.processes:
+        process.publish()
     engine.start_polls()
-    print(server.server_address[1], flush=True)
+    os.close(ready)
     server.serve_forever()
+
+
+def main() -> None:
+    """The nursery. It has no thread, so that it may fork."""
+    children: dict[int, int] = {}
+    try:
+        for line in sys.stdin:
+            order = json.loads(line)
+            if "start" in order:
+                listener = socket.create_server(("127.0.0.1", 0))
+                port = listener.getsockname()[1]
+                reader, writer = os.pipe()
+                children[port] = os.fork()
+                if children[port] == 0:
+                    children.clear()
+                    os.close(0)
+                    os.close(reader)
+                    serve(order["start"], listener, writer)
+                listener.close()
+                os.close(writer)
+                os.read(reader, 1)
+                os.close(reader)
+            else:
+                port = order["stop"]
+                if port in children:
+                    end(children.pop(port))
+            print(port, flush=True)
+    finally:
+        for pid in children.values():
+            end(pid)
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

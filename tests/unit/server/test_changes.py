@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 
 from gc_sidecar.server.operations import Change, Ledger, Operation
 from gc_sidecar_agent.board import read_board
-from tests.unit.server.conftest import StartSidecar
+from tests.unit.server.conftest import FAST, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
 from tests.unit.server.test_requests import assert_problem
 
@@ -195,11 +198,13 @@ async def test_rolling_back_brings_the_freeze_before_back(
     engine.set_process("worker-0-0", fail={"code": "collector_busy", "kinds": ["freeze"]})
     engine.set_process("worker-0-0", fail=None, deaf=True)
     problem = assert_problem(
-        await sidecar.client.post("/gc/freeze?interval_s=22&deadline_s=1"),
-        502,
-        "incomplete_coverage",
+        await sidecar.client.post("/gc/freeze?interval_s=22&deadline_s=0.5"),
+        504,
+        "outcome_unknown",
     )
     assert problem["rolled_back"] == "unknown", "the deaf one cannot confirm it"
+    assert "it is being rolled back" in problem["detail"]
+    assert "POST /gc/restore" in problem["remedy"]
     status = await sidecar.status()
     assert status["policy"]["mode"] == "freeze"
     assert status["policy"]["interval_s"] == 11.0
@@ -220,9 +225,11 @@ async def test_an_incomplete_restore_tells_of_no_rollback(
     await sidecar.client.post("/gc/freeze")
     engine.set_process("worker-0-1", deaf=True)
     answer = await sidecar.client.post("/gc/restore?deadline_s=0.5")
-    problem = assert_problem(answer, 502, "incomplete_coverage")
+    problem = assert_problem(answer, 504, "outcome_unknown")
     assert "rolled_back" not in problem
-    assert problem["operation"]["rolled_back"] is None
+    assert problem["operation"].pop("rolled_back") is None
+    assert "roll" not in json.dumps(problem), "a restore is never undone"
+    assert "stays wanted" in problem["detail"]
     assert (await sidecar.status())["policy"]["mode"] == "off", "it stays wanted"
 
 
@@ -235,11 +242,11 @@ async def test_the_detail_of_an_incomplete_change_names_the_processes_and_no_mor
     for rank in range(8):
         engine.set_process(f"worker-0-{rank}", deaf=True)
     answer = await sidecar.client.post("/gc/freeze?deadline_s=0.5")
-    problem = assert_problem(answer, 502, "incomplete_coverage")
+    problem = assert_problem(answer, 504, "outcome_unknown")
     assert problem["detail"] == (
-        "2 of 10 processes did it; not worker dp0 rank 0 (no_answer), worker dp0 rank 1 (no_answer),"
-        " worker dp0 rank 2 (no_answer), worker dp0 rank 3 (no_answer), worker dp0 rank 4 (no_answer)"
-        " and 3 more"
+        "2 of 10 processes did it before the deadline; not worker dp0 rank 0 (no_answer),"
+        " worker dp0 rank 1 (no_answer), worker dp0 rank 2 (no_answer), worker dp0 rank 3 (no_answer),"
+        " worker dp0 rank 4 (no_answer) and 3 more; it is being rolled back, which not every process has shown yet"
     )
     assert all(p["detail"] for p in problem["operation"]["processes"][2:])
 
@@ -290,7 +297,7 @@ async def test_a_page_is_believed_rather_than_a_reply(
     await sidecar.until_seen("plugin", 4)
     engine.set_process("worker-0-0", still=True, deaf_to_board=True, lie=True)
     problem = assert_problem(
-        await sidecar.client.post("/gc/freeze?deadline_s=1"), 502, "incomplete_coverage"
+        await sidecar.client.post("/gc/freeze?deadline_s=0.5"), 504, "outcome_unknown"
     )
     assert problem["operation"]["processes"][2]["ok"] is False
 
@@ -343,7 +350,7 @@ async def test_launches_behind_an_external_load_balancer_do_not_hide_each_other(
     assert (await sidecar.client.post("/gc/freeze")).status_code == 200
     launches[0].set_process("api_server-0-0", deaf=True)
     answer = await sidecar.client.post("/gc/restore?deadline_s=0.5")
-    problem = assert_problem(answer, 502, "incomplete_coverage")
+    problem = assert_problem(answer, 504, "outcome_unknown")
     assert "api_server dp0 rank 0" in problem["detail"]
 
 
@@ -546,6 +553,67 @@ async def test_restore_with_nobody_there_still_goes_to_whoever_comes(
     policy = read_board(str(run_dir)).policy
     assert policy is not None
     assert policy.kind == "restore"
+
+
+async def test_restore_with_nobody_there_is_quick_and_changes_nothing_twice(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    sidecar = await start_sidecar(timing=replace(FAST, unseen_grace_s=30.0))
+    for _ in range(3):
+        started = time.monotonic()
+        problem = assert_problem(await sidecar.client.post("/gc/restore"), 503, "engine_not_seen")
+        assert time.monotonic() - started < 5
+        assert "stays wanted" in problem["detail"]
+        assert problem["operation"]["generation"] == 1
+    assert (await sidecar.status())["policy"]["generation"] == 1
+    policy = read_board(str(run_dir)).policy
+    assert policy is not None
+    assert policy.generation == 1
+    engine = start_engine()
+    await sidecar.until_seen("board", 4)
+    assert (await sidecar.client.post("/gc/restore")).json()["operation"]["generation"] == 2
+    for name in TP2:
+        engine.set_process(name, dead=True)
+    await sidecar.until(lambda s: {p["state"] for p in s["processes"]} == {"gone"})
+    for _ in range(2):
+        problem = assert_problem(
+            await sidecar.client.post("/gc/restore"), 502, "incomplete_coverage"
+        )
+        assert {p["code"] for p in problem["operation"]["processes"]} == {"process_gone"}
+        assert problem["operation"]["generation"] == 2
+    assert (await sidecar.client.post("/gc/freeze")).status_code == 503
+
+
+@pytest.mark.parametrize("rpc", ["plugin", "none"])
+@pytest.mark.parametrize("deadline_s", [0.1, 0.3])
+async def test_a_short_deadline_has_one_answer_that_tells_what_was_done(
+    start_engine: StartEngine, start_sidecar: StartSidecar, rpc: str, deadline_s: float
+) -> None:
+    engine = start_engine(behaviour={"rpc": rpc})
+    sidecar = await start_sidecar(engine, timing=replace(FAST, rollback_least_s=3.0))
+    await sidecar.until_seen("plugin" if rpc == "plugin" else "board", 4)
+    engine.set_process("worker-0-0", slow_s=0.6)
+    answer = await sidecar.client.post(f"/gc/freeze?deadline_s={deadline_s}")
+    problem = assert_problem(answer, 504, "outcome_unknown")
+    assert problem["rolled_back"] is True
+    assert problem["operation"]["state"] == "rolled_back"
+    assert "3 of 4 processes did it before the deadline" in problem["detail"]
+    assert problem["detail"].endswith("; what had been changed was rolled back")
+    assert "deadline_s" in problem["remedy"]
+    assert "may still" not in answer.text
+    assert modes(engine) == {"off"}
+
+
+async def test_a_refusal_is_told_rather_than_the_deadline(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine(processes={"worker-0-1": {"refuse": {"code": "collector_unsupported"}}})
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set_process("worker-0-0", deaf=True)
+    answer = await sidecar.client.post("/gc/freeze?deadline_s=0.5")
+    problem = assert_problem(answer, 502, "collector_unsupported")
+    assert problem["rolled_back"] == "unknown"
 
 
 async def test_an_engine_that_starts_is_waited_for(

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
+import httpx
 import pytest
 
+from gc_sidecar.server.proof import judge_lines
+from gc_sidecar.server.reports import parse_report
+from gc_sidecar.server.roster import Row
+from gc_sidecar.server.sight import PageReading
 from gc_sidecar_agent.board import Board, Lease, read_board, write_board
 from gc_sidecar_agent.command import Command
-from tests.unit.server.conftest import FAST, StartSidecar
+from tests.unit.server.conftest import FAST, Sidecar, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
+from tests.unit.server.test_reports import description
 from tests.unit.server.test_requests import assert_problem
 
 pytestmark = pytest.mark.anyio
@@ -52,6 +60,67 @@ async def test_without_a_run_directory_a_renewal_goes_over_rpc(
     last = engine.calls()[-1]
     assert last["kind"] == "lease"
     assert 498 < last["lease_s"] <= 500
+
+
+async def expires_in_s(sidecar: Sidecar) -> float:
+    expires_at = (await sidecar.status())["policy"]["lease_expires_at"]
+    return datetime.fromisoformat(expires_at.replace("Z", "+00:00")).timestamp() - time.time()
+
+
+@pytest.mark.parametrize("path", ["/gc/lease", "/gc/freeze", "/gc/policy"])
+async def test_a_renewal_that_says_no_length_takes_that_of_the_policy(
+    start_engine: StartEngine, start_sidecar: StartSidecar, path: str
+) -> None:
+    engine = start_engine(workers=1)
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 3)
+    method, fields = ("PUT", {"mode": "freeze"}) if path == "/gc/policy" else ("POST", {})
+
+    async def renew(lease_s: float | None = None) -> httpx.Response:
+        given = {} if lease_s is None else {"lease_s": lease_s}
+        answer = await sidecar.client.request(method, path, params={**fields, **given})
+        assert answer.status_code == 200
+        assert answer.json()["operation"]["generation"] == 1
+        return answer
+
+    entered = await sidecar.client.post("/gc/freeze?lease_s=7200")
+    await renew()
+    assert 7195 < await expires_in_s(sidecar) <= 7200
+    *_, url = shlex.split(entered.json()["lease"]["renew"])
+    assert (await sidecar.client.post(url)).status_code == 200
+    assert 7195 < await expires_in_s(sidecar) <= 7200, "as the answer says how to renew it"
+    await renew(100)
+    assert 95 < await expires_in_s(sidecar) <= 100
+    await renew()
+    assert 95 < await expires_in_s(sidecar) <= 100, "it was last renewed for that"
+    successor = await start_sidecar(engine)
+    assert (await successor.client.post("/gc/lease")).status_code == 200
+    assert 95 < await expires_in_s(successor) <= 100, "and the board tells it"
+
+
+async def test_another_policy_has_a_lease_of_its_own(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    sidecar = await start_sidecar(start_engine(workers=1))
+    await sidecar.until_seen("plugin", 3)
+    await sidecar.client.post("/gc/freeze?lease_s=50")
+    await sidecar.client.post("/gc/freeze?interval_s=5")
+    assert 3595 < await expires_in_s(sidecar) <= 3600
+    await sidecar.client.post("/gc/freeze?lease_s=50&interval_s=5")
+    await sidecar.client.post("/gc/restore")
+    await sidecar.client.post("/gc/freeze?interval_s=5")
+    assert 3595 < await expires_in_s(sidecar) <= 3600
+
+
+async def test_whoever_renews_by_force_is_told_a_line_that_works(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    sidecar = await start_sidecar(start_engine(workers=1))
+    await sidecar.until_seen("plugin", 3)
+    await sidecar.client.post("/gc/freeze?owner=bench-1")
+    answer = await sidecar.client.post("/gc/lease?owner=admin&force=true")
+    *_, url = shlex.split(answer.json()["lease"]["renew"])
+    assert (await sidecar.client.post(url)).status_code == 200
 
 
 async def test_without_a_policy_there_is_nothing_to_renew(
@@ -133,8 +202,8 @@ async def test_a_renewal_that_nobody_took_is_taken_back_on_the_board_too(
     for name in ("api_server-0-0", "engine_core-0-0", "worker-0-0", "worker-0-1"):
         engine.set_process(name, deaf=True)
     answer = await sidecar.client.post("/gc/lease?lease_s=500&deadline_s=0.5")
-    problem = assert_problem(answer, 502, "incomplete_coverage")
-    assert "others" not in problem["detail"]
+    problem = assert_problem(answer, 504, "outcome_unknown")
+    assert problem["detail"].endswith("; the lease stays as it was")
     assert (await sidecar.status())["policy"]["lease_expires_at"][:18] == before[:18]
     last = read_board(str(run_dir)).lease
     assert first is not None
@@ -147,14 +216,14 @@ async def test_without_pages_the_end_of_a_lease_is_seen_by_asking_once(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
     engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
-    timing = replace(FAST, first_retry_s=0.5, last_retry_s=1.0)
+    timing = replace(FAST, first_retry_s=0.3, last_retry_s=1.0, observe_retry_s=0.5)
     sidecar = await start_sidecar(engine, run_dir=None, timing=timing)
     await sidecar.until_seen("dev", 4)
     await sidecar.client.post("/gc/freeze?lease_s=1")
     status = await sidecar.until(lambda s: s["policy"]["mode"] == "off")
     assert {row["state"] for row in status["processes"]} == {"pending"}
     await sidecar.until(lambda s: s["coverage"] == {"acknowledged": 4, "expected": 4})
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.7)
     kinds = [call.get("kind") for call in engine.calls()]
     assert kinds[kinds.index("freeze") + 1 :].count("observe") == 1
 
@@ -170,6 +239,8 @@ async def test_a_lease_that_ends_ends_the_desired_policy_too(
     assert status["policy"]["reason"].startswith("lease_expired")
     assert status["policy"]["lease_expires_at"] is None
     assert status["policy"]["generation"] == 1
+    table = (await sidecar.client.get("/gc?format=table")).text
+    assert f"ended      {status['policy']['reason']}" in table
     status = await sidecar.until(lambda s: s["coverage"]["acknowledged"] == 4)
     assert {row["mode"] for row in status["processes"]} == {"off"}
     await sidecar.until(lambda _: read_board(str(run_dir)).policy is None)
@@ -253,3 +324,27 @@ async def test_generations_go_on_above_whatever_was_seen(
     await sidecar.until_seen("plugin", 4)
     answer = await sidecar.client.post("/gc/freeze")
     assert answer.json()["operation"]["generation"] == 42
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "age_s", "renewed"),
+    [
+        (60.0, 0.0, True),
+        (59.0, 0.5, True),
+        (50.5, 10.0, True),  # others are waited for, and it runs meanwhile
+        (59.9, 10.0, True),  # it saw the renewal late
+        (47.0, 10.0, False),
+        (90.0, 0.0, False),
+        (50.0, 0.0, False),
+    ],
+)
+def test_a_lease_is_known_by_how_long_it_still_lasts(
+    remaining_s: float, age_s: float, renewed: bool
+) -> None:
+    state = {"ready": True, "mode": "freeze", "generation": 3}
+    numbers = {"lease_remaining_ms": int(remaining_s * 1000)}
+    report = parse_report(description(state=state), numbers, 0)
+    page = PageReading("x", report, True, 0.0, None, True)
+    row = Row(report.identity.keys[0], ("worker",), "applied", None, report, page)
+    (line,) = judge_lines(Command("lease", "op", 3, lease_s=60.0), (row,), (), False, age_s)
+    assert line.ok is renewed

@@ -44,8 +44,13 @@ def assert_problem(answer: httpx.Response, status: int, code: str) -> dict[str, 
 
 
 BAD_FREEZES = [
-    ('{"interval_s": NaN}', 400, "bad_json"),
-    ('{"interval_s": Infinity}', 400, "bad_json"),
+    ('{"interval_s": NaN}', 422, "invalid_field"),
+    ('{"interval_s": Infinity}', 422, "invalid_field"),
+    ('{"lease_s": -Infinity}', 422, "invalid_field"),
+    ('{"max_rss_growth_bytes": NaN}', 422, "invalid_field"),
+    ('{"owner": NaN}', 422, "invalid_field"),
+    ('{"force": NaN}', 422, "invalid_field"),
+    ("NaN", 422, "invalid_field"),
     ('{"interval_s": 1e999}', 422, "invalid_field"),
     ('{"interval_s": -1}', 422, "invalid_field"),
     ('{"interval_s": 0.5}', 422, "invalid_field"),
@@ -93,9 +98,13 @@ async def test_a_bad_body_is_named_and_changes_nothing(
 ) -> None:
     sidecar = await start_sidecar()
     data = body.encode("latin-1")
-    assert_problem(
+    problem = assert_problem(
         await sidecar.client.post("/gc/freeze", content=data, headers=JSON), status, code
     )
+    if code == "invalid_field" and body.startswith("{"):
+        field = next(iter(json.loads(body)))
+        assert problem["errors"][0]["field"] == field
+        assert problem["detail"].startswith(f"{field}: ")
     after = await sidecar.status()
     assert after["policy"]["generation"] == 0
     assert sidecar.services.tally.operations["freeze", "failed"] == 0
@@ -268,8 +277,12 @@ async def test_the_wrong_method_elsewhere_tells_the_right_one(start_sidecar: Sta
     sidecar = await start_sidecar()
     policy = await sidecar.client.post("/gc/policy")
     assert assert_problem(policy, 405, "method_not_allowed")["remedy"] == (
-        "curl -X PUT http://localhost:9470/gc/policy"
+        "curl -X PUT 'http://localhost:9470/gc/policy?mode=off'"
     )
+    for query, told in (("owner=me", "owner=me&mode=off"), ("mode=freeze", "mode=freeze")):
+        policy = await sidecar.client.get(f"/gc/policy?{query}")
+        problem = assert_problem(policy, 405, "method_not_allowed")
+        assert problem["remedy"] == f"curl -X PUT 'http://localhost:9470/gc/policy?{told}'"
     status = await sidecar.client.post("/gc")
     assert assert_problem(status, 405, "method_not_allowed")["remedy"] == (
         "curl http://localhost:9470/gc"

@@ -124,6 +124,21 @@ async def test_other_hosts_are_not(start_sidecar: StartSidecar, host: str) -> No
         assert_problem(answer, 403, "host_not_allowed")
 
 
+async def test_with_the_token_any_host_will_do(
+    start_sidecar: StartSidecar, token_file: Path
+) -> None:
+    sidecar = await start_sidecar(token_file=str(token_file))
+    for host in ("sidecar.bench.svc:9470", "10.0.0.1", "evil.example"):
+        headers = {"Host": host, "Authorization": f"Bearer {TOKEN}"}
+        assert (await sidecar.client.get("/gc", headers=headers)).status_code == 200
+        for wrong in ({}, {"Authorization": "Bearer wrong"}):
+            answer = await sidecar.client.get("/gc", headers={"Host": host, **wrong})
+            assert_problem(answer, 401, "token_required")
+    headers = {"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}
+    answer = await sidecar.client.post("/gc/freeze", headers=headers)
+    assert_problem(answer, 403, "cross_origin")
+
+
 async def test_a_host_may_be_allowed_by_flag(start_sidecar: StartSidecar) -> None:
     sidecar = await start_sidecar(allowed_host=("Sidecar.bench.svc", "10.0.0.1"))
     for host in ("sidecar.bench.svc:9470", "10.0.0.1:80"):

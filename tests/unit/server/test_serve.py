@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gc_sidecar.__main__ import main
 from tests.unit.server.stand_in import StandInEngine
 
 StartEngine = Callable[..., StandInEngine]
@@ -116,9 +118,8 @@ def test_two_listeners_and_one_log_line_an_operation(
     assert engine.process("worker-0-0")["mode"] == "freeze", "the lease ends it, not our end"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_leaves_within_two_seconds_while_an_operation_hangs(
-    serve: Callable[..., Serve], start_engine: StartEngine, number: int
+    serve: Callable[..., Serve], start_engine: StartEngine
 ) -> None:
     engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
     sidecar = serve("--engine-url", engine.url)
@@ -134,7 +135,7 @@ def test_it_leaves_within_two_seconds_while_an_operation_hangs(
     caller = threading.Thread(target=freeze)
     caller.start()
     until(lambda: '"running"' in sidecar.get(f"{sidecar.control}/gc")[1])
-    code, took = sidecar.stop(number)
+    code, took = sidecar.stop()
     caller.join()
     assert code == 0
     assert took < 2
@@ -158,40 +159,112 @@ def test_flags_come_from_the_environment_too(serve: Callable[..., Serve], run_di
     )
     assert sidecar.lines[-1]["run_dir"] == str(run_dir)
     assert sidecar.get(f"{sidecar.open}/healthz") == (200, '{\n  "status": "ok"\n}\n')
+    code, took = sidecar.stop(signal.SIGINT)
+    assert code == 0
+    assert took < 2
 
 
-def run_serve(*args: str) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GC_SIDECAR_")}
-    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    return subprocess.run(
-        [sys.executable, "-m", "gc_sidecar", "serve", *args],
-        env=env, capture_output=True, text=True, timeout=30,
-    )  # fmt: skip
+RunServe = Callable[..., tuple[int, str, str]]
 
 
-def test_beyond_loopback_it_does_not_start_without_a_token(tmp_path: Path) -> None:
-    refused = run_serve("--host", "0.0.0.0")
-    assert refused.returncode == 2
-    assert "--token-file" in refused.stderr
+@pytest.fixture
+def run_serve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Exit code, standard output and standard error of a `serve` that does not get as far as to listen."""
+    for name in os.environ:
+        if name.startswith("GC_SIDECAR_"):
+            monkeypatch.delenv(name)
+    # Logging is the whole process's, and the test's.
+    monkeypatch.setattr("gc_sidecar.server.logs.configure_logs", lambda *_: None)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        try:
+            code = main(["serve", *args])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_beyond_loopback_it_does_not_start_without_a_token(
+    run_serve: RunServe, tmp_path: Path
+) -> None:
+    code, _, error = run_serve("--run-dir", "/tmp", "--host", "0.0.0.0")
+    assert code == 2
+    assert "--token-file" in error
     for content in (None, "", "two words"):
         path = tmp_path / "token"
         if content is not None:
             path.write_text(content)
-        refused = run_serve("--host", "0.0.0.0", "--token-file", str(path))
-        assert refused.returncode == 2
-        assert str(path) in refused.stderr
+        code, _, error = run_serve(
+            "--run-dir", "/tmp", "--host", "0.0.0.0", "--token-file", str(path)
+        )
+        assert code == 2
+        assert str(path) in error
 
 
-def test_an_address_that_is_taken_is_said() -> None:
+def test_without_an_engine_it_does_not_start(run_serve: RunServe) -> None:
+    code, _, error = run_serve("--port", "0")
+    assert code == 2
+    assert "--run-dir" in error
+    assert "--engine-url" in error
+    assert error.startswith("gc-sidecar: serve: ")
+
+
+def test_a_file_of_the_engines_secret_that_is_not_there_is_said(
+    run_serve: RunServe, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "missing")
+    code, _, error = run_serve("--engine-url", "http://a:1", "--engine-token-file", path)
+    assert code == 2
+    assert f"--engine-token-file {path}: No such file or directory" in error
+
+
+def test_an_address_that_is_taken_is_said(run_serve: RunServe, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        failed = run_serve("--port", port)
-    assert failed.returncode == 1
-    assert f"127.0.0.1:{port}" in failed.stderr
+        code, _, error = run_serve("--run-dir", str(tmp_path), "--port", port)
+    assert code == 1
+    assert f"127.0.0.1:{port}" in error
 
 
-def test_the_help_teaches() -> None:
-    shown = run_serve("--help")
-    assert shown.returncode == 0
+def test_the_help_teaches(run_serve: RunServe) -> None:
+    code, shown, _ = run_serve("--help")
+    assert code == 0
     for word in ("--engine-url", "--run-dir", "--token-file", "curl -X POST", "GC_SIDECAR_RUN_DIR"):
-        assert word in shown.stdout
+        assert word in shown
+
+
+def test_a_run_directory_that_is_not_there_is_a_warning_and_the_last_line_tells_what_stays(
+    serve: Callable[..., Serve], start_engine: StartEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "later"
+    sidecar = serve("--run-dir", str(path))
+    missing = [line for line in sidecar.lines if line["event"] == "run_dir_missing"]
+    assert [(line["level"], line["run_dir"]) for line in missing] == [("warning", str(path))]
+    path.mkdir()
+    engine = start_engine(run_dir=str(path), workers=1)
+    until(lambda: '"expected": 3' in sidecar.get(f"{sidecar.control}/gc")[1])
+    sidecar.post("/gc/freeze?owner=me")
+    engine.set_process("worker-0-0", leave="rss_growth")
+    until(lambda: '"drifted"' in sidecar.get(f"{sidecar.control}/gc")[1])
+    assert sidecar.get(f"{sidecar.control}/gc/operations/nobody")[0] == 404
+    engine.stop()
+    until(lambda: '"acknowledged": 0' in sidecar.get(f"{sidecar.control}/gc")[1])
+    with pytest.raises(urllib.error.HTTPError):
+        sidecar.post("/gc/maintain?owner=me")
+    assert sidecar.stop()[0] == 0
+    assert all(line["event"] for line in sidecar.lines), "every line has one"
+    drifts = [line for line in sidecar.lines if line["event"] == "process_drifted"]
+    assert len(drifts) == 1, "once, not at every look"
+    assert drifts[0]["level"] == "warning"
+    assert (drifts[0]["role"], drifts[0]["rank"]) == ("worker", 0)
+    assert drifts[0]["reason"].startswith("rss_growth: ")
+    levels = {x["kind"]: x["level"] for x in sidecar.lines if x["event"] == "operation"}
+    assert levels == {"freeze": "info", "maintain": "warning"}
+    last = sidecar.lines[-1]
+    assert last["event"] == "stopped"
+    assert last["message"].startswith("stopped; the freeze policy of me stays until 20")
+    assert last["message"].endswith(last["lease_expires_at"])

@@ -84,11 +84,16 @@ async def test_a_process_that_ended_is_gone_and_its_successor_takes_its_place(
     sidecar = await start_sidecar(engine)
     await sidecar.until_seen("board", 4)
     await sidecar.client.post("/gc/freeze")
+    engine.set_process("worker-0-1", collecting_since_ns=9)
+    await sidecar.until(lambda s: row(s, "worker-0-1")["collecting_for_s"] is not None)
     engine.set_process("worker-0-1", dead=True)
     gone = await until_state(sidecar, "worker-0-1", "gone")
+    assert gone["collecting_for_s"] is None, "it died in a collection"
+    metrics = (await sidecar.open_client.get("/metrics")).text
+    assert 'gc_sidecar_in_progress_seconds{dp_rank="0",rank="1",role="worker"} 0.0' in metrics
     assert gone["reason"].startswith("process_gone")
     assert (await sidecar.status())["coverage"] == {"acknowledged": 3, "expected": 4}
-    engine.set_process("worker-0-1", starting=True)
+    engine.set_process("worker-0-1", starting=True, collecting_since_ns=0)
     engine.restart("worker-0-1")
     drifted = await until_state(sidecar, "worker-0-1", "drifted")
     assert drifted["reason"].startswith("restarted")
@@ -195,6 +200,9 @@ async def test_why_nothing_is_seen_is_told(
     assert ready.status_code == 503
     assert code in {reason["code"] for reason in ready.json()["reasons"]}
     assert any(reason["blocking"] for reason in ready.json()["reasons"])
+    if code == "no_pages":
+        remedy = next(r["remedy"] for r in ready.json()["reasons"] if r["code"] == code)
+        assert remedy.endswith("and VLLM_PLUGINS, if set, must name gc_sidecar")
 
 
 async def test_what_keeps_it_from_being_ready_is_told_first_and_the_rest_beside_it(
@@ -215,6 +223,28 @@ async def test_what_keeps_it_from_being_ready_is_told_first_and_the_rest_beside_
     ready = await sidecar.open_client.get("/readyz")
     assert ready.status_code == 200
     assert [reason["code"] for reason in ready.json()["reasons"]] == ["page_damaged"]
+
+
+async def test_a_policy_that_not_every_process_has_is_told_but_it_is_ready(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    await sidecar.client.post("/gc/freeze")
+    assert (await sidecar.open_client.get("/readyz")).json() == {"ready": True, "reasons": []}
+    engine.set_process("worker-0-1", leave="rss_growth")
+    await until_state(sidecar, "worker-0-1", "drifted")
+    ready = await sidecar.open_client.get("/readyz")
+    assert ready.status_code == 200
+    assert ready.json()["ready"] is True
+    (reason,) = ready.json()["reasons"]
+    assert (reason["code"], reason["blocking"]) == ("incomplete_coverage", False)
+    assert reason["detail"] == (
+        "3 of 4 processes have the freeze policy; not worker dp0 rank 1 (drifted)"
+    )
+    await sidecar.client.post("/gc/restore")
+    assert (await sidecar.open_client.get("/readyz")).json()["reasons"] == []
 
 
 async def test_an_unreadable_run_directory_is_told(

@@ -1,0 +1,74 @@
+"""What the embedded engine counts for Prometheus, under the names that dashboards and the sidecar know from vLLM.
+
+Only the requests' gauges and two latency histograms have vLLM's names; what is ours alone begins with `embedded_`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from gc_sidecar.embedded.core import Statistics
+
+REQUEST_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+INTER_TOKEN_S = (0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Histogram:
+    """Counts by upper bound, as Prometheus wants them."""
+
+    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._help = help
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, labels: str) -> Iterator[str]:
+        """Its part of the exposition."""
+        yield f"# HELP {self._name} {self._help}"
+        yield f"# TYPE {self._name} histogram"
+        bounds = (*map(str, self._bounds), "+Inf")
+        for bound, count in zip(bounds, accumulate(self._counts), strict=True):
+            yield f'{self._name}_bucket{{{labels},le="{bound}"}} {count}'
+        yield f"{self._name}_sum{{{labels}}} {self._sum}"
+        yield f"{self._name}_count{{{labels}}} {sum(self._counts)}"
+
+
+class Figures:
+    """The figures of one API server; those of the engine cores come with each question."""
+
+    def __init__(self) -> None:
+        self.request_s = Histogram(
+            "vllm:e2e_request_latency_seconds", "Time of a whole request.", REQUEST_S
+        )
+        self.inter_token_s = Histogram(
+            "vllm:inter_token_latency_seconds", "Time between two tokens.", INTER_TOKEN_S
+        )
+
+    def exposition(self, engines: Sequence[Statistics], model: str) -> str:
+        """All of it, as text."""
+        lines: list[str] = []
+        for name, kind, help, values in (
+            ("vllm:num_requests_running", "gauge", "Requests that run.", [e.running for e in engines]),
+            ("vllm:num_requests_waiting", "gauge", "Requests that wait.", [e.waiting for e in engines]),
+            ("embedded_steps_total", "counter", "Steps since the start.", [e.steps for e in engines]),
+            (
+                "embedded_step_seconds_total", "counter", "Time that steps took.",
+                [e.step_s for e in engines],
+            ),
+        ):  # fmt: skip
+            lines += (f"# HELP {name} {help}", f"# TYPE {name} {kind}")
+            lines += (
+                f'{name}{{engine="{index}",model_name="{model}"}} {float(value)}'
+                for index, value in enumerate(values)
+            )
+        for histogram in (self.request_s, self.inter_token_s):
+            lines += histogram.lines(f'engine="0",model_name="{model}"')
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,125 @@
+"""The whole path of a change on the embedded engine: every transport, every shape, many workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.embedded.engine import scene
+from tests.sidecar_process import SidecarProcess, wait_for
+from tests.vllm.real_vllm import EngineFailedError
+from tests.vllm.scene import HELD_OFF, Scene, gen2_counts, pids_of, rows_of
+
+DATA_PARALLEL = {
+    *("api_server-0-0", "api_server-0-1", "engine_core-0-0", "engine_core-1-0"),
+    *("worker-0-0", "worker-0-1", "worker-1-0", "worker-1-1"),
+}
+SMALL = ("--workers=2", "--heap-objects=20000")
+
+
+def freeze_maintain_restore(running: Scene, sidecar: SidecarProcess, names: set[str]) -> None:
+    """The three operations, each acknowledged by all of `names`, and the engine as it was."""
+    pids = pids_of(sidecar.wait_for_coverage(len(names)))
+    assert set(pids) == names
+    before = running.gc_state(pids)
+
+    code, body = sidecar.post("/gc/freeze")
+    assert code == 200, body
+    assert set(rows_of(body["operation"])) == names
+    assert all(state["threshold"][2] == HELD_OFF for state in running.gc_state(pids).values())
+    running.assert_serves()
+
+    counts = gen2_counts(sidecar.status())
+    code, body = sidecar.post("/gc/maintain")
+    assert code == 200, body
+    assert set(rows_of(body["operation"])) == names
+    assert all(row["ok"] and row["pause_s"] > 0 for row in body["operation"]["processes"])
+    assert gen2_counts(sidecar.status()) == {name: count + 1 for name, count in counts.items()}
+
+    code, body = sidecar.post("/gc/restore")
+    assert code == 200, body
+    wait_for(
+        "no collection is pending",
+        lambda: not any(row["collect_pending"] for row in sidecar.status()["processes"]),
+    )
+    assert running.gc_state(pids) == before
+    running.assert_serves()
+    running.assert_log_is_quiet()
+
+
+@pytest.mark.parametrize(
+    ("transport", "dense"),
+    [("plugin", False), ("plugin", True), ("dev", False), ("board", False)],
+)
+def test_data_parallel_with_two_api_servers(tmp_path: Path, transport: str, dense: bool) -> None:
+    flags = [*SMALL, "--data-parallel=2", "--api-servers=2"]
+    flags += {"plugin": [], "dev": ["--no-endpoint", "--dev-mode"], "board": []}[transport]
+    flags += ["--independent-dp"] if dense else []
+    with (
+        scene(tmp_path, *flags) as running,
+        running.sidecar(transport, engine=transport != "board") as sidecar,
+    ):
+        freeze_maintain_restore(running, sidecar, DATA_PARALLEL)
+        assert sidecar.status()["transport"] == transport
+
+
+def test_a_remote_engine_without_a_run_directory(tmp_path: Path) -> None:
+    with (
+        scene(tmp_path, *SMALL, "--no-endpoint", "--dev-mode", run_dir=False) as running,
+        running.sidecar("remote") as sidecar,
+    ):
+        names = {"api_server-0-0", "engine_core-0-0", "worker-0-0", "worker-0-1"}
+        freeze_maintain_restore(running, sidecar, names)
+
+
+def test_a_worker_without_an_agent_is_named_and_the_others_are_rolled_back(tmp_path: Path) -> None:
+    flags = (*SMALL, "--worker-without-agent=1")
+    with scene(tmp_path, *flags) as running, running.sidecar("one-without") as sidecar:
+        code, body = sidecar.post("/gc/freeze")
+        assert code == 502, body
+        assert rows_of(sidecar.status())["worker-0-1"]["state"] == "uncovered"
+        assert all(row["mode"] != "freeze" for row in sidecar.status()["processes"])
+        running.assert_serves()
+
+
+def test_sixty_four_workers_acknowledge_a_freeze(tmp_path: Path) -> None:
+    with (
+        scene(tmp_path, "--workers=64", "--heap-objects=2000", probe=False) as running,
+        running.sidecar("many") as sidecar,
+    ):
+        sidecar.wait_for_coverage(66)
+        code, body = sidecar.post("/gc/freeze")
+        assert code == 200, body
+        assert sum(row["role"] == "worker" for row in body["operation"]["processes"]) == 64
+        assert sidecar.status()["coverage"] == {"acknowledged": 66, "expected": 66}
+        running.assert_serves()
+        assert sidecar.post("/gc/restore")[0] == 200
+
+
+def test_a_lease_that_ends_restores_every_process_without_a_sidecar(tmp_path: Path) -> None:
+    with scene(tmp_path, *SMALL) as running:
+        with running.sidecar("short-lived") as sidecar:
+            pids = pids_of(sidecar.wait_for_coverage(4))
+            before = running.gc_state(pids)
+            assert sidecar.post("/gc/freeze", {"lease_s": 1})[0] == 200
+        wait_for("all are as found", lambda: running.gc_state(pids) == before)
+
+
+def test_the_environment_alone_polices_every_process(tmp_path: Path) -> None:
+    with scene(tmp_path, *SMALL, env={"GC_SIDECAR_POLICY": "freeze"}) as running:
+        names = {"api_server 0", "engine_core dp0", "worker dp0 r0", "worker dp0 r1"}
+        pids = {name: running.engine.pids(name)[0] for name in names}  # type: ignore[attr-defined]
+
+        def frozen() -> bool:
+            return all(s["threshold"][2] == HELD_OFF for s in running.gc_state(pids).values())
+
+        wait_for("all are frozen", frozen)
+
+
+def test_an_environment_that_asks_for_nonsense_keeps_it_from_starting(tmp_path: Path) -> None:
+    with (
+        pytest.raises(EngineFailedError, match="GC_SIDECAR_POLICY"),
+        scene(tmp_path, *SMALL, env={"GC_SIDECAR_POLICY": "frozen"}),
+    ):
+        pass
