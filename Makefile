@@ -66,9 +66,9 @@ demo-vllm: install $(VLLM_READY) ## the same on a real vLLM (CPU, tensor paralle
 
 test: test-agent test-unit test-vllm ## every test, those on a real vLLM included
 
-test-unit: install ## the tests that need no vLLM: units, and the embedded engine
+test-unit: install ## the tests that need no vLLM, but for the agent's: units, and the embedded engine
 	@mkdir -p build && rm -f build/junit-unit.xml
-	$(PY) -m pytest tests --ignore=tests/vllm --junitxml=build/junit-unit.xml
+	$(PY) -m pytest -n 4 tests --ignore=tests/vllm --ignore=tests/unit/agent --junitxml=build/junit-unit.xml
 
 test-agent: install ## the agent's unit tests on every CPython (3.10 and later) that this machine has
 	@mkdir -p build
@@ -77,7 +77,7 @@ test-agent: install ## the agent's unit tests on every CPython (3.10 and later) 
 # pytest's exit status 5 means that no test was left to run, which is right only where that was asked for.
 test-vllm: install $(TEST_VLLM_READY) ## the tests on a real vLLM
 	@mkdir -p build && rm -f build/junit-vllm.xml
-	@$(PY) -m pytest tests/vllm --junitxml=build/junit-vllm.xml \
+	@$(PY) -m pytest -v tests/vllm --junitxml=build/junit-vllm.xml --durations=8 \
 	  || { rc=$$?; [ $$rc -eq 5 ] && [ "$$GC_SIDECAR_WITHOUT_VLLM" = 1 ]; }
 
 lint: install ## ruff, mypy --strict, and the wall between the two packages
