@@ -32,6 +32,7 @@ from gc_sidecar_agent.command import (
     Command,
     CommandError,
     Outcome,
+    echoed_id,
     parse_command,
 )
 from gc_sidecar_agent.follower import BoardFollower
@@ -207,13 +208,14 @@ class Agent:
 
         This is what collective_rpc calls, in a worker on its main thread, in an engine core on its busy loop.
         """
-        operation_id = request.get("operation_id") if isinstance(request, dict) else None
-        operation_id = operation_id if isinstance(operation_id, str) else ""
+        operation_id = echoed_id(request)
         try:
             try:
                 command = parse_command(request)
             except CommandError as error:
                 return self._reply(_error("bad_command", str(error), operation_id))
+            # A page that was truncated a moment ago is noticed before a collection stores into it.
+            self.publisher.publish()
             outcome = self._execute(command, partial(collect_here, self.meter))
             # Who asked looks at the page next, to see it proven; the next poll would be late.
             self.publisher.publish()

@@ -28,7 +28,7 @@ MINIMUM_INTERVAL_S = 1.0
 DEFAULT_LEASE_S = 3600.0
 DEFAULT_DEADLINE_S = 30.0
 MAXIMUM_SECONDS = 365 * 86400.0
-MAXIMUM_GENERATION = 1 << 53
+MAXIMUM_GENERATION = (1 << 52) - 1
 
 
 class CommandError(ValueError):
@@ -106,6 +106,13 @@ def parse_command(request: Any) -> Command:
         if problem:
             raise CommandError(f"{name} {problem}")
     return Command(**fields)
+
+
+def echoed_id(request: Any) -> str:
+    """The operation id that a reply to `request` bears, whatever that is; empty where it has none."""
+    operation_id = request.get("operation_id") if isinstance(request, dict) else None
+    valid = isinstance(operation_id, str) and OPERATION_ID.fullmatch(operation_id)
+    return str(operation_id) if valid else ""
 
 
 def parse_outcome(value: Any) -> Outcome | None:

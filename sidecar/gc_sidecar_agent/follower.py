@@ -78,7 +78,7 @@ class BoardFollower:
     def _follow(
         self, command: Command, grace_s: float, hand_over: Callable[[Command], None] | None
     ) -> None:
-        if self._policy.outcome_of(command.operation_id) is not None:
+        if self._policy.outcome_of(command) is not None:
             return
         now = time.monotonic()
         seen_at = self._seen_at.get(command.operation_id)

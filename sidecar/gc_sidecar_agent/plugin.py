@@ -21,7 +21,16 @@ from types import ModuleType
 from typing import Any
 
 from gc_sidecar_agent.agent import Topology, reply_dict, this_process
-from gc_sidecar_agent.command import METHOD, Command, Outcome
+from gc_sidecar_agent.command import (
+    INTERNAL_KINDS,
+    METHOD,
+    OPERATION_KINDS,
+    Command,
+    CommandError,
+    Outcome,
+    echoed_id,
+    parse_command,
+)
 from gc_sidecar_agent.gate import this_gate
 
 logger = logging.getLogger("vllm.gc_sidecar_agent")
@@ -188,8 +197,10 @@ def _make_core_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _command_all(core: Any, request: Any) -> list[Any]:
     """Carry out a command in this engine core and its workers, side by side. Never raises."""
-    if not isinstance(request, dict):
-        return [this_process().handle(request)]
+    try:
+        parse_command(request)
+    except CommandError:
+        return [this_process().handle(request)]  # which says what is wrong with it
     arguments = (METHOD, request)
     try:
         future = core.model_executor.collective_rpc(
@@ -207,9 +218,10 @@ def _command_all(core: Any, request: Any) -> list[Any]:
 
 def _failure(request: Any, code: str, detail: str) -> dict[str, Any]:
     """The reply of processes that cannot say themselves what happened."""
-    request = request if isinstance(request, dict) else {}
-    operation_id, kind = str(request.get("operation_id", "")), str(request.get("kind", "unknown"))
-    return reply_dict(Outcome(operation_id, kind, 0, ok=False, code=code, detail=detail), None)
+    kind = request.get("kind") if isinstance(request, dict) else None
+    known = kind if kind in (*OPERATION_KINDS, *INTERNAL_KINDS) else "unknown"
+    outcome = Outcome(echoed_id(request), known, 0, ok=False, code=code, detail=detail)
+    return reply_dict(outcome, None)
 
 
 def _rpc_failure(request: Any, error: Exception) -> dict[str, Any]:

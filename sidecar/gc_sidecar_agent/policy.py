@@ -83,7 +83,8 @@ class Policy:
         self._meter = meter
         self._collector = collector
         self._lock = threading.Lock()
-        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        # By id, kind and generation: ids may be a script's own and come again after another policy.
+        self._outcomes: OrderedDict[tuple[str, str, int], Outcome] = OrderedDict()
         self._found: Found | None = None
         self._frozen_by_engine = False
         self._refreeze_pending = False
@@ -96,9 +97,9 @@ class Policy:
         """Read once, when the engine is ready, whether it froze its heap: the count walks the whole list."""
         self._frozen_by_engine = is_heap_frozen()
 
-    def outcome_of(self, operation_id: str) -> Outcome | None:
+    def outcome_of(self, command: Command) -> Outcome | None:
         """What this process did about an operation, None where it has not (or long ago)."""
-        return self._outcomes.get(operation_id)
+        return self._outcomes.get(_identity(command))
 
     def lease_remaining_s(self) -> float | None:
         """Seconds until the policy ends by itself, None where there is none."""
@@ -122,7 +123,7 @@ class Policy:
                 return _failure(
                     command, "policy_busy", "another operation of this process still runs"
                 )
-            known = self._outcomes.get(command.operation_id)
+            known = self.outcome_of(command)
             if known is not None:
                 return known
             before = read_memory().anonymous_bytes
@@ -145,7 +146,7 @@ class Policy:
                     resident_delta_bytes=_difference(read_memory().anonymous_bytes, before),
                     device_delta_bytes=_difference(read_device_memory()[0], device_before),
                 )
-            self._outcomes[command.operation_id] = outcome
+            self._outcomes[_identity(command)] = outcome
             if len(self._outcomes) > REMEMBERED_OUTCOMES:
                 self._outcomes.popitem(last=False)
             self.last_outcome = outcome
@@ -436,6 +437,10 @@ class Policy:
         finally:
             if acquired:
                 self._lock.release()
+
+
+def _identity(command: Command) -> tuple[str, str, int]:
+    return command.operation_id, command.kind, command.generation
 
 
 def _failure(command: Command, code: str, detail: str) -> Outcome:

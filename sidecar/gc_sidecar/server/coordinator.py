@@ -75,6 +75,7 @@ class Coordinator:
         known = self.ledger.get(change.operation_id)
         if known is None:
             self._admit(change)
+            self.knowledge.has_spoken = True
             self._running = Running(change, self.ledger)
             self.ledger.put(Operation(change, requested_at=time.time()))
             self._task = asyncio.create_task(self._run(self._running))

@@ -38,7 +38,10 @@ def render(knowledge: Knowledge, tally: Tally, accept: str | None) -> tuple[byte
     """The exposition in the format that `accept` asks for, and its content type."""
     registry = CollectorRegistry()
     registry.register(_Exposition(knowledge, tally))
-    encoder, content_type = choose_encoder(accept or "")
+    try:
+        encoder, content_type = choose_encoder(accept or "")
+    except (TypeError, ValueError):  # a version that is none
+        encoder, content_type = choose_encoder("")
     return encoder(registry), content_type
 
 

@@ -24,6 +24,7 @@ class Knowledge:
 
     def __init__(self, run_dir: RunDir, sight: Sight, engines: Engines, timing: Timing) -> None:
         self.desired = Desired()
+        self.has_spoken = False  # whether this sidecar has been asked to change anything
         self.run_dir = run_dir
         self.sight = sight
         self.engines = engines
@@ -127,13 +128,17 @@ class Knowledge:
     # --- what is wanted ---
 
     def adopt(self) -> None:
-        """With no word of ours, what processes have already is what is desired."""
-        if self.desired != Desired():
-            return
+        """With no word of ours, what processes have already is what is desired.
+
+        That goes beyond the board: a sidecar before us may have ended between its RPC and writing it.
+        """
         reports = [page.report for page in self.sight.snapshot.pages if page.alive]
         reports = reports or list(self._replies.values())
-        if reports:
-            self.desired = desired_from_reports(reports)
+        if not reports or (self.has_spoken and self.desired != Desired()):
+            return
+        found = desired_from_reports(reports)
+        if self.desired == Desired() or found.generation > self.desired.generation:
+            self.desired = found
 
     def next_generation(self) -> int:
         """One more than any that was seen: a reply or a page of before cannot be taken for a new one."""

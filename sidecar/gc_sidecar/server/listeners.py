@@ -17,6 +17,7 @@ from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gc_sidecar.server.app import Services, make_control_app, make_open_app
 from gc_sidecar.server.logs import rfc3339
@@ -24,6 +25,9 @@ from gc_sidecar.server.logs import rfc3339
 logger = logging.getLogger("gc_sidecar.server")
 
 BACKLOG = 128
+# Of each listener. Whoever says nothing for so long is cut off, also with half a request's head.
+MAXIMUM_CONNECTIONS = 200
+SILENCE_S = 10.0
 # Requests in flight get this long; whatever holds up the rest is cut off before two seconds have passed.
 GRACE_S = 1
 LAST_MOMENT_S = 1.4
@@ -31,6 +35,31 @@ LAST_MOMENT_S = 1.4
 
 class ListenError(Exception):
     """An address that cannot be bound; `str()` of it says which and why."""
+
+
+class _BoundedProtocol(H11Protocol):
+    """A connection that must ask for something: silent ones would use up all descriptors, and with them
+    those of the other listener."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to count its silence, or refuse it where there are too many."""
+        super().connection_made(transport)
+        self._last_cycle: object = None
+        if len(self.connections) > MAXIMUM_CONNECTIONS:
+            transport.abort()
+            return
+        self.loop.call_later(SILENCE_S, self._end_silence)
+
+    def _end_silence(self) -> None:
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        is_silent = cycle is self._last_cycle and (cycle is None or cycle.response_complete)
+        if is_silent:
+            self.transport.abort()
+            return
+        self._last_cycle = cycle
+        self.loop.call_later(SILENCE_S, self._end_silence)
 
 
 class _Server(uvicorn.Server):
@@ -111,7 +140,7 @@ def _log_stopped(services: Services) -> None:
 def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=_BoundedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

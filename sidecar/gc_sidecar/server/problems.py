@@ -35,6 +35,7 @@ KINDS: Mapping[str, Kind] = {
         "send all fields as query parameters or all of them as a JSON body",
     ),
     "body_too_large": Kind(413, "The body is too large"),
+    "body_timeout": Kind(408, "The body did not arrive in time"),
     "unsupported_media_type": Kind(
         415,
         "The body is not declared as JSON",

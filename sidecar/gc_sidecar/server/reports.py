@@ -266,8 +266,7 @@ def _state(value: Mapping[str, Any]) -> State:
     mode, generation = value.get("mode"), value.get("generation")
     if mode not in POLICIES:
         raise ReportError("its mode is not known")
-    # Far below the greatest one: the next has to be possible, whatever a page says.
-    if not _is_whole(generation) or not 0 <= generation < MAXIMUM_GENERATION // 2:
+    if not _is_whole(generation) or not 0 <= generation <= MAXIMUM_GENERATION:
         raise ReportError("its generation is no such number")
     exits = value.get("exits")
     return State(

@@ -5,12 +5,13 @@ Whatever is not exactly right is a Problem that names the field, before anything
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from gc_sidecar.server.desired import ANONYMOUS
 from gc_sidecar.server.operations import Change
@@ -25,6 +26,7 @@ from gc_sidecar_agent.command import (
 )
 
 MAXIMUM_DEADLINE_S = 3600.0
+BODY_S = 10.0
 CURL_MEDIA_TYPE = "application/x-www-form-urlencoded"
 FORMATS = ("json", "table")
 # How an answer looks, which is no field of the change.
@@ -162,7 +164,12 @@ def _query(request: Request) -> dict[str, str]:
 
 async def _body(request: Request) -> Any:
     """The JSON in the body, which may be null; ABSENT where there is no body."""
-    data = (await request.body()).strip()
+    try:
+        data = (await asyncio.wait_for(request.body(), BODY_S)).strip()
+    except asyncio.TimeoutError:
+        raise Problem("body_timeout", f"the body did not arrive within {BODY_S:.0f} s") from None
+    except ClientDisconnect:
+        raise Problem("bad_json", "the client left before its body had arrived") from None
     if not data:
         return ABSENT
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

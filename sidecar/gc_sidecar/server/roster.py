@@ -166,6 +166,8 @@ def _judge(
             return "pending", Reason("not_ready", "the engine has not finished its start-up")
         return "pending", None
     if state.generation > desired.generation:
+        if state.mode == desired.mode == "off":
+            return "applied", None  # somebody else's policy has come and gone
         detail = f"it shows generation {state.generation}, which this sidecar did not ask for"
         return "drifted", Reason("foreign_generation", detail)
     if state.mode != desired.mode:

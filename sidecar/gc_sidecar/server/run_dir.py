@@ -72,8 +72,8 @@ class RunDir:
             return True
 
     async def retry_token(self) -> None:
-        """Write the secret if it could not be written so far."""
-        if self._token_fault is not None and self.path is not None:
+        """Write the secret where it is not there (any more)."""
+        if self.path is not None:
             await asyncio.to_thread(self._ensure_token, self.path)
 
     def _ensure_token(self, path: str) -> None:

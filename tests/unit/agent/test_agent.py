@@ -24,7 +24,7 @@ import pytest
 from gc_sidecar_agent import agent as agent_module
 from gc_sidecar_agent.agent import RUN_DIR_VARIABLE, Agent, Topology, this_process
 from gc_sidecar_agent.board import BOARD_NAME, Board, Lease, write_board
-from gc_sidecar_agent.command import PROTOCOL_VERSION, Command
+from gc_sidecar_agent.command import OPERATION_ID, PROTOCOL_VERSION, Command
 from gc_sidecar_agent.page import (
     PAGE_BYTES,
     PageContent,
@@ -648,7 +648,8 @@ def test_no_request_whatever_raises_and_every_reply_is_json_with_its_id() -> Non
         reply = agent.handle(request)
         json.dumps(reply)
         asked = request.get("operation_id") if isinstance(request, dict) else None
-        expected = asked if isinstance(asked, str) else ""
+        # Only what is an id is echoed: a surrogate or a novel would break whoever sends it on.
+        expected = asked if isinstance(asked, str) and OPERATION_ID.fullmatch(asked) else ""
         assert reply["version"] == PROTOCOL_VERSION
         assert reply["operation_id"] == reply["outcome"]["operation_id"] == expected
         assert reply["outcome"]["code"] != "agent_error", reply["outcome"]

@@ -351,7 +351,7 @@ def test_a_command_on_the_board_is_carried_out_by_the_busy_loop_over_rpc(tmp_pat
     core.handle_one()
     assert this_process().policy.mode == "freeze"
     assert len(executor.calls) == 2  # ready, and this one
-    outcome = this_process().policy.outcome_of("b-1")
+    outcome = this_process().policy.outcome_of(policy)
     assert outcome is not None
     assert outcome.ok
     (page,) = (read_page(str(run_dir), name) for name in list_pages(str(run_dir)))

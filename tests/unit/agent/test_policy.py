@@ -305,8 +305,22 @@ def test_the_same_operation_runs_once() -> None:
     again = subject.policy.run(asked, fail)
     assert again is first
     assert subject.triggers() == ["maintain"]
-    assert subject.policy.outcome_of("once") is first
-    assert subject.policy.outcome_of("never") is None
+    assert subject.policy.outcome_of(asked) is first
+    assert subject.policy.outcome_of(command("maintain", operation_id="never")) is None
+
+
+@in_own_process
+def test_an_id_that_comes_again_in_a_later_generation_is_another_operation() -> None:
+    # A script's own fixed id, sent to a sidecar that was restarted since.
+    subject = Subject()
+    subject.does("freeze", operation_id="nightly-freeze")
+    subject.does("restore", operation_id="nightly-restore")
+    subject.does("freeze", operation_id="nightly-freeze")
+    assert subject.policy.mode == "freeze"
+    subject.does("restore", operation_id="nightly-restore")
+    assert subject.policy.mode == OFF
+    subject.does("maintain", operation_id="nightly-restore")
+    assert subject.triggers()[-1] == "maintain"
 
 
 @in_own_process
@@ -334,10 +348,14 @@ def test_maintain_is_of_no_generation() -> None:
 @in_own_process
 def test_outcomes_are_remembered_but_not_for_ever() -> None:
     subject = Subject()
-    for number in range(REMEMBERED_OUTCOMES + 10):
-        subject.does("restore", operation_id=f"op-{number}")
-    assert subject.policy.outcome_of("op-9") is None
-    assert subject.policy.outcome_of("op-10") is not None
+    asked = [
+        command("restore", number, operation_id=f"op-{number}")
+        for number in range(REMEMBERED_OUTCOMES + 10)
+    ]
+    for each in asked:
+        assert subject.policy.run(each, subject.collect).ok
+    assert subject.policy.outcome_of(asked[9]) is None
+    assert subject.policy.outcome_of(asked[10]) is not None
     assert len(subject.policy._outcomes) == REMEMBERED_OUTCOMES
 
 

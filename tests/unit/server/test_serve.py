@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from gc_sidecar.__main__ import main
+from gc_sidecar.server.listeners import MAXIMUM_CONNECTIONS, SILENCE_S
 from tests.unit.server.stand_in import StandInEngine
 
 StartEngine = Callable[..., StandInEngine]
@@ -268,3 +269,54 @@ def test_a_run_directory_that_is_not_there_is_a_warning_and_the_last_line_tells_
     assert last["event"] == "stopped"
     assert last["message"].startswith("stopped; the freeze policy of me stays until 20")
     assert last["message"].endswith(last["lease_expires_at"])
+
+
+def test_silent_connections_to_the_open_listener_harm_nobody_else(
+    serve: Callable[..., Serve], run_dir: Path
+) -> None:
+    sidecar = serve("--run-dir", str(run_dir), "--open-port", "0")
+    host, port = sidecar.open.removeprefix("http://").split(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(MAXIMUM_CONNECTIONS + 50)]
+    try:
+        # Those beyond the limit are cut off at once, and the control listener does not notice.
+        def is_cut_off(connection: socket.socket) -> bool:
+            connection.settimeout(0.01)
+            try:
+                return connection.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        until(lambda: sum(map(is_cut_off, silent)) >= 50)
+        assert sidecar.get(f"{sidecar.control}/healthz")[0] == 200
+    finally:
+        for connection in silent:
+            connection.close()
+    until(lambda: sidecar.get(f"{sidecar.open}/healthz")[0] == 200)
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(
+    serve: Callable[..., Serve], run_dir: Path
+) -> None:
+    sidecar = serve("--run-dir", str(run_dir))
+    host, port = sidecar.control.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"GET /healthz HT")  # half a head, and then nothing
+        connection.settimeout(2 * SILENCE_S + 5)
+        try:
+            assert connection.recv(1) == b""
+        except ConnectionResetError:
+            pass
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text;version=abc", "text/plain;version=1.."]
+)
+def test_a_version_that_is_none_gets_the_metrics_nevertheless(
+    serve: Callable[..., Serve], run_dir: Path, accept: str
+) -> None:
+    sidecar = serve("--run-dir", str(run_dir))
+    request = urllib.request.Request(f"{sidecar.control}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert b"gc_sidecar_build_info" in answer.read()
