@@ -275,6 +275,23 @@ async def test_a_sidecar_that_restarts_takes_over_policy_owner_and_lease(
     assert renewed.status_code == 200
 
 
+async def test_a_sidecar_that_died_between_its_rpc_and_the_board_leaves_its_policy_to_the_next(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    engine = start_engine()
+    first = await start_sidecar(engine)
+    await first.until_seen("plugin", 4)
+    await first.client.post("/gc/restore")
+    board = (run_dir / "board.json").read_bytes()
+    await first.client.post("/gc/freeze?owner=alice&lease_s=500")
+    (run_dir / "board.json").write_bytes(board)  # as if it had been killed before it wrote it
+    second = await start_sidecar(engine)
+    status = await second.until(lambda s: s["coverage"] == {"acknowledged": 4, "expected": 4})
+    assert (status["policy"]["mode"], status["policy"]["owner"]) == ("freeze", "alice")
+    assert_problem(await second.client.post("/gc/freeze?owner=bob"), 409, "owned_by_other")
+    assert (await second.client.post("/gc/lease?owner=alice")).status_code == 200
+
+
 async def test_a_lease_that_ended_while_no_sidecar_ran_is_over(
     start_sidecar: StartSidecar, run_dir: Path
 ) -> None:
