@@ -692,7 +692,9 @@ def fork_from_an_agent(run_dir: str) -> None:
     agent.start("worker", 0, 0, TOPOLOGY, "stand-in")
     assert agent.handle(freeze(5).to_dict())["outcome"]["ok"]
     say("forking")
-    pid = os.fork()
+    # Not while the thread publishes: its frame, which nobody runs in the child, would keep the parent's map.
+    with agent.publisher._lock:
+        pid = os.fork()
     if pid == 0:
         gc_now = [gc.isenabled(), gc.get_threshold(), is_frozen()]
         threads = [thread.name for thread in threading.enumerate()]

@@ -584,15 +584,14 @@ async def test_restore_with_nobody_there_is_quick_and_changes_nothing_twice(
     assert (await sidecar.client.post("/gc/freeze")).status_code == 503
 
 
-@pytest.mark.parametrize("rpc", ["plugin", "none"])
-@pytest.mark.parametrize("deadline_s", [0.1, 0.3])
+@pytest.mark.parametrize(("rpc", "deadline_s"), [("plugin", 0.1), ("plugin", 0.2), ("none", 0.1)])
 async def test_a_short_deadline_has_one_answer_that_tells_what_was_done(
     start_engine: StartEngine, start_sidecar: StartSidecar, rpc: str, deadline_s: float
 ) -> None:
     engine = start_engine(behaviour={"rpc": rpc})
     sidecar = await start_sidecar(engine, timing=replace(FAST, rollback_least_s=3.0))
     await sidecar.until_seen("plugin" if rpc == "plugin" else "board", 4)
-    engine.set_process("worker-0-0", slow_s=0.6)
+    engine.set_process("worker-0-0", slow_s=0.4)
     answer = await sidecar.client.post(f"/gc/freeze?deadline_s={deadline_s}")
     problem = assert_problem(answer, 504, "outcome_unknown")
     assert problem["rolled_back"] is True

@@ -216,14 +216,14 @@ async def test_without_pages_the_end_of_a_lease_is_seen_by_asking_once(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
     engine = start_engine(run_dir=None, behaviour={"rpc": "dev"})
-    timing = replace(FAST, first_retry_s=0.3, last_retry_s=1.0, observe_retry_s=0.5)
+    timing = replace(FAST, first_retry_s=0.2, last_retry_s=1.0, observe_retry_s=0.3)
     sidecar = await start_sidecar(engine, run_dir=None, timing=timing)
     await sidecar.until_seen("dev", 4)
     await sidecar.client.post("/gc/freeze?lease_s=1")
     status = await sidecar.until(lambda s: s["policy"]["mode"] == "off")
     assert {row["state"] for row in status["processes"]} == {"pending"}
     await sidecar.until(lambda s: s["coverage"] == {"acknowledged": 4, "expected": 4})
-    await asyncio.sleep(0.7)
+    await asyncio.sleep(0.4)
     kinds = [call.get("kind") for call in engine.calls()]
     assert kinds[kinds.index("freeze") + 1 :].count("observe") == 1
 

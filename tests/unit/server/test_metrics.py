@@ -129,3 +129,15 @@ async def test_openmetrics_is_spoken_to_those_who_ask_for_it(
     assert {family.name for family in families} == set(LABELS)
     plain = await sidecar.client.get("/metrics")
     assert plain.headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text;version=abc", "text/plain;version=1.."]
+)
+async def test_a_version_that_is_none_gets_the_metrics_nevertheless(
+    start_sidecar: StartSidecar, accept: str
+) -> None:
+    sidecar = await start_sidecar()
+    answer = await sidecar.client.get("/metrics", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert "gc_sidecar_build_info" in answer.text

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from gc_sidecar.server.sight import Sight
 from gc_sidecar_agent.page import PAGE_BYTES
-from tests.unit.server.conftest import Sidecar, StartSidecar
+from tests.unit.server.conftest import FAST, Sidecar, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
 
 pytestmark = pytest.mark.anyio
@@ -58,13 +59,13 @@ async def test_a_process_in_a_long_collection_is_not_stale_and_shows_for_how_lon
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
     engine = start_engine()
-    sidecar = await start_sidecar(engine)
+    sidecar = await start_sidecar(engine, timing=replace(FAST, stale_after_s=0.25))
     await sidecar.until_seen("plugin", 4)
     engine.set_process("worker-0-1", collecting_since_ns=123)
     await sidecar.until(lambda s: row(s, "worker-0-1")["collecting_for_s"] is not None)
     engine.set_process("worker-0-1", still=True)
     status = await sidecar.until(
-        lambda s: (row(s, "worker-0-1")["collecting_for_s"] or 0) > 2 * 0.5
+        lambda s: (row(s, "worker-0-1")["collecting_for_s"] or 0) > 2 * 0.25
     )
     assert row(status, "worker-0-1")["state"] == "applied"
     assert row(status, "worker-0-0")["collecting_for_s"] is None
@@ -74,7 +75,7 @@ async def test_a_process_in_a_long_collection_is_not_stale_and_shows_for_how_lon
         for text in metrics.splitlines()
         if text.startswith('gc_sidecar_in_progress_seconds{dp_rank="0",rank="1",role="worker"}')
     )
-    assert float(line.split()[1]) > 1.0
+    assert float(line.split()[1]) > 0.5
 
 
 async def test_a_process_that_ended_is_gone_and_its_successor_takes_its_place(
