@@ -68,7 +68,7 @@ test: test-agent test-unit test-vllm ## every test, those on a real vLLM include
 
 test-unit: install ## the tests that need no vLLM, but for the agent's: units, and the embedded engine
 	@mkdir -p build && rm -f build/junit-unit.xml
-	$(PY) -m pytest -n 4 tests --ignore=tests/vllm --ignore=tests/unit/agent --junitxml=build/junit-unit.xml
+	$(PY) -m pytest -n 2 tests --ignore=tests/vllm --ignore=tests/unit/agent --junitxml=build/junit-unit.xml
 
 test-agent: install ## the agent's unit tests on every CPython (3.10 and later) that this machine has
 	@mkdir -p build

@@ -102,6 +102,8 @@ class Carrier:
             if rpc is None and not any(row.is_live for row in rows):
                 return lines  # nobody is there to show anything
             if not pending:
+                if lines and all(line.ok or line.own_code for line in lines):
+                    return lines  # all have said it themselves
                 quiet_since = now if quiet_since is None else quiet_since
                 if now - quiet_since >= grace_s and all(line.final for line in lines):
                     return lines

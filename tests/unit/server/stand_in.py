@@ -81,6 +81,10 @@ class StandInEngine:
         """The commands that came over HTTP, and questions for `__dir__`, in their order."""
         return list(self._get()["calls"])
 
+    def changes(self) -> list[dict[str, Any]]:
+        """The calls that were no look round; whether one of those came first depends on the machine's load."""
+        return [call for call in self.calls() if call.get("kind") != "observe"]
+
     def process(self, name: str) -> dict[str, Any]:
         """What one process did so far: its state and the ids that it carried out."""
         return dict(self._get()["processes"][name])

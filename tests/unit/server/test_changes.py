@@ -62,7 +62,7 @@ async def test_freeze_reaches_every_process_and_the_answer_names_each(
     assert row["memory"]["anonymous_bytes"] == 1 << 20
     assert row["memory"]["growth_bytes"] is None
     assert row["pauses"]["gen2"] == {"count": 3, "total_s": 0.9, "max_s": 0.4}
-    assert len(engine.calls()) == 1, "one RPC, and no other one to look"
+    assert len(engine.changes()) == 1, "one RPC, and no other one to look"
 
 
 async def test_restore_puts_everything_back_and_may_be_repeated(
@@ -142,11 +142,14 @@ async def test_a_process_that_refuses_has_all_others_rolled_back(
 ) -> None:
     refuse = {"code": "collector_unsupported", "detail": "incremental"}
     engine = start_engine(processes={"worker-0-1": {"refuse": refuse}}, behaviour={"rpc": rpc})
-    sidecar = await start_sidecar(engine)
+    sidecar = await start_sidecar(engine, timing=replace(FAST, unseen_grace_s=20.0))
     await sidecar.until_seen("plugin" if rpc == "plugin" else "board", 4)
+    started = time.monotonic()
     problem = assert_problem(await sidecar.client.post("/gc/freeze"), 502, "collector_unsupported")
+    assert time.monotonic() - started < 10, "who has spoken is not waited for"
     assert problem["rolled_back"] is True
     assert "worker dp0 rank 1: incremental" in problem["detail"]
+    assert problem["detail"].endswith("; what had been changed was rolled back")
     lines = {n: p for n, p in zip(TP2, problem["operation"]["processes"], strict=True)}
     assert lines["worker-0-1"]["code"] == "collector_unsupported"
     assert lines["worker-0-0"]["ok"] is True
@@ -198,7 +201,7 @@ async def test_rolling_back_brings_the_freeze_before_back(
     engine.set_process("worker-0-0", fail={"code": "collector_busy", "kinds": ["freeze"]})
     engine.set_process("worker-0-0", fail=None, deaf=True)
     problem = assert_problem(
-        await sidecar.client.post("/gc/freeze?interval_s=22&deadline_s=0.5"),
+        await sidecar.client.post("/gc/freeze?interval_s=22&deadline_s=0.3"),
         504,
         "outcome_unknown",
     )
@@ -224,7 +227,7 @@ async def test_an_incomplete_restore_tells_of_no_rollback(
     await sidecar.until_seen("plugin", 4)
     await sidecar.client.post("/gc/freeze")
     engine.set_process("worker-0-1", deaf=True)
-    answer = await sidecar.client.post("/gc/restore?deadline_s=0.5")
+    answer = await sidecar.client.post("/gc/restore?deadline_s=0.3")
     problem = assert_problem(answer, 504, "outcome_unknown")
     assert "rolled_back" not in problem
     assert problem["operation"].pop("rolled_back") is None
@@ -297,7 +300,7 @@ async def test_a_page_is_believed_rather_than_a_reply(
     await sidecar.until_seen("plugin", 4)
     engine.set_process("worker-0-0", still=True, deaf_to_board=True, lie=True)
     problem = assert_problem(
-        await sidecar.client.post("/gc/freeze?deadline_s=0.5"), 504, "outcome_unknown"
+        await sidecar.client.post("/gc/freeze?deadline_s=0.3"), 504, "outcome_unknown"
     )
     assert problem["operation"]["processes"][2]["ok"] is False
 
@@ -349,7 +352,7 @@ async def test_launches_behind_an_external_load_balancer_do_not_hide_each_other(
     )  # fmt: skip
     assert (await sidecar.client.post("/gc/freeze")).status_code == 200
     launches[0].set_process("api_server-0-0", deaf=True)
-    answer = await sidecar.client.post("/gc/restore?deadline_s=0.5")
+    answer = await sidecar.client.post("/gc/restore?deadline_s=0.3")
     problem = assert_problem(answer, 504, "outcome_unknown")
     assert "api_server dp0 rank 0" in problem["detail"]
 
@@ -404,7 +407,7 @@ async def test_freeze_again_by_the_same_owner_renews_the_lease_and_nothing_else(
     assert again.json()["operation"]["generation"] == first["operation"]["generation"]
     assert len(again.json()["operation"]["processes"]) == 4
     assert again.json()["lease"]["expires_at"] > first["lease"]["expires_at"]
-    assert len(engine.calls()) == 1, "the board renews a lease"
+    assert len(engine.changes()) == 1, "the board renews a lease"
 
 
 async def test_freeze_again_where_a_process_lost_it_applies_it_anew(
@@ -456,7 +459,7 @@ async def test_of_many_callers_at_once_exactly_one_gets_through(
     await sidecar.until_seen("plugin", 4)
     answers = await asyncio.gather(*(sidecar.client.post("/gc/freeze") for _ in range(50)))
     assert sorted(answer.status_code for answer in answers) == [200] + [409] * 49
-    assert len(engine.calls()) == 1
+    assert len(engine.changes()) == 1
 
 
 async def test_a_retry_gets_the_recorded_operation(
@@ -469,7 +472,7 @@ async def test_a_retry_gets_the_recorded_operation(
     first = await sidecar.client.post("/gc/freeze", json=body)
     again = await sidecar.client.post("/gc/freeze", json={**body, "deadline_s": 5})
     assert again.json()["operation"] == first.json()["operation"]
-    assert len(engine.calls()) == 1
+    assert len(engine.changes()) == 1
     for path, fields in (("freeze", {"interval_s": 5}), ("maintain", {})):
         problem = assert_problem(
             await sidecar.client.post(f"/gc/{path}", json={**body, **fields}),
@@ -492,7 +495,7 @@ async def test_a_retry_while_it_runs_joins_it(
         *(sidecar.client.post("/gc/freeze?operation_id=same") for _ in range(3))
     )
     assert [answer.status_code for answer in answers] == [200] * 3
-    assert len(engine.calls()) == 1
+    assert [call.get("kind") for call in engine.calls()].count("freeze") == 1
 
 
 async def test_a_retry_of_a_failure_gets_the_same_failure(
@@ -584,7 +587,7 @@ async def test_restore_with_nobody_there_is_quick_and_changes_nothing_twice(
     assert (await sidecar.client.post("/gc/freeze")).status_code == 503
 
 
-@pytest.mark.parametrize(("rpc", "deadline_s"), [("plugin", 0.1), ("plugin", 0.2), ("none", 0.1)])
+@pytest.mark.parametrize(("rpc", "deadline_s"), [("plugin", 0.1), ("none", 0.2)])
 async def test_a_short_deadline_has_one_answer_that_tells_what_was_done(
     start_engine: StartEngine, start_sidecar: StartSidecar, rpc: str, deadline_s: float
 ) -> None:
@@ -596,7 +599,7 @@ async def test_a_short_deadline_has_one_answer_that_tells_what_was_done(
     problem = assert_problem(answer, 504, "outcome_unknown")
     assert problem["rolled_back"] is True
     assert problem["operation"]["state"] == "rolled_back"
-    assert "3 of 4 processes did it before the deadline" in problem["detail"]
+    assert " of 4 processes did it before the deadline; not " in problem["detail"]
     assert problem["detail"].endswith("; what had been changed was rolled back")
     assert "deadline_s" in problem["remedy"]
     assert "may still" not in answer.text
