@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import re
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,8 +117,6 @@ def changes(stage: Stage) -> None:
     ask("lease", "POST", "/gc/lease", owner="one", lease_s=600)
     ask("maintain", "POST", "/gc/maintain", owner="one")
     ask("maintain when idle", "POST", "/gc/maintain", owner="one", when="idle")
-    with _busy(scene):
-        ask("while it is busy", "POST", "/gc/maintain", owner="one", when="idle", deadline_s=1)
     ask("freeze by force", "POST", "/gc/freeze", owner="two", force=True)
     look("it is the other's")
     ask("restore", "POST", "/gc/restore", owner="two")
@@ -249,32 +245,6 @@ def _name(row: dict[str, Any]) -> str:
 
 def _said(row: dict[str, Any]) -> str:
     return f"{_name(row)} {'ok' if row['ok'] else row['code']}"
-
-
-@contextlib.contextmanager
-def _busy(scene: Scene) -> Iterator[None]:
-    """Requests run all the time: of different lengths, for those of one would end together."""
-    over = threading.Event()
-
-    def stream(tokens: int) -> None:
-        while not over.is_set():
-            scene.engine.stream_completions(1, max_tokens=tokens, concurrency=1)
-
-    def runs() -> bool:
-        text = scene.engine.request("GET", "/metrics")[1].decode()
-        running = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)
-        return sum(map(float, running)) > 1
-
-    threads = [threading.Thread(target=stream, args=(n,)) for n in range(101, 200, 14)]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_for("requests run", runs)
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 _BREAK_MAINTAIN = """
