@@ -29,6 +29,8 @@ TEST_VLLM_READY := $(VLLM_READY)
 endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes, each of which would compile the packages again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -68,7 +70,7 @@ test: test-agent test-unit test-vllm ## every test, those on a real vLLM include
 
 test-unit: install ## the tests that need no vLLM, but for the agent's: units, and the embedded engine
 	@mkdir -p build && rm -f build/junit-unit.xml
-	$(PY) -m pytest -n 2 tests --ignore=tests/vllm --ignore=tests/unit/agent --junitxml=build/junit-unit.xml
+	$(PY) -m pytest tests --ignore=tests/vllm --ignore=tests/unit/agent --junitxml=build/junit-unit.xml
 
 test-agent: install ## the agent's unit tests on every CPython (3.10 and later) that this machine has
 	@mkdir -p build
@@ -77,14 +79,14 @@ test-agent: install ## the agent's unit tests on every CPython (3.10 and later) 
 # pytest's exit status 5 means that no test was left to run, which is right only where that was asked for.
 test-vllm: install $(TEST_VLLM_READY) ## the tests on a real vLLM
 	@mkdir -p build && rm -f build/junit-vllm.xml
-	@$(PY) -m pytest -v tests/vllm --junitxml=build/junit-vllm.xml --durations=8 \
+	@$(PY) -m pytest -n 0 -v tests/vllm --junitxml=build/junit-vllm.xml --durations=8 \
 	  || { rc=$$?; [ $$rc -eq 5 ] && [ "$$GC_SIDECAR_WITHOUT_VLLM" = 1 ]; }
 
 lint: install ## ruff, mypy --strict, and the wall between the two packages
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest --quiet tests/unit/test_wall.py
+	$(PY) -m pytest -n 0 --quiet tests/unit/test_wall.py
 
 format: install ## put imports and layout in order
 	$(PY) -m ruff check --fix --select I .

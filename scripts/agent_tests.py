@@ -1,4 +1,4 @@
-"""Run the agent's unit tests on every CPython of this machine, with nothing but pytest beside.
+"""Run the agent's unit tests on every CPython of this machine, with nothing but pytest and pytest-xdist beside.
 
 The agent runs in the engine's interpreter, whichever that is; `make test-agent` calls this.
 """
@@ -50,7 +50,7 @@ def find_python(version: str) -> Path | None:
 
 
 def environment_for(version: str, python: Path) -> Path:
-    """The interpreter of an environment under .venv that has pytest, made when it is not there."""
+    """The interpreter of an environment under .venv that has pytest and pytest-xdist, made when it is not there."""
     environment = REPOSITORY / ".venv" / f"py{version.replace('.', '')}"
     in_it = environment / "bin" / "python"
     stamp = environment / ".installed"
@@ -64,6 +64,7 @@ def environment_for(version: str, python: Path) -> Path:
             "-qq",
             "--disable-pip-version-check",
             "pytest",
+            "pytest-xdist",
         ]
         subprocess.run(install, check=True)
         stamp.touch()

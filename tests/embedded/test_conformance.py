@@ -40,14 +40,9 @@ def record_all() -> dict[str, list[Step]]:
         return dict(zip(SCENARIOS, pool.map(record, SCENARIOS, directories.values()), strict=True))
 
 
-@pytest.fixture(scope="module")
-def recordings() -> dict[str, list[Step]]:
-    return record_all()
-
-
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_answers_are_those_of_the_recording(recordings: dict[str, list[Step]], name: str) -> None:
-    found = differences(recordings[name], expected(name))
+def test_answers_are_those_of_the_recording(name: str, tmp_path: Path) -> None:
+    found = differences(record(name, tmp_path), expected(name))
     assert not found, "\n".join(found)
 
 

@@ -153,6 +153,7 @@ def test_the_routes_that_vllm_has(engine: EmbeddedEngine) -> None:
     assert engine.request("POST", "/v1/completions", {"prompt": "x", "model": "y"})[0] == 404
     assert engine.request("POST", "/collective_rpc", [])[0] == 400
     assert engine.request("POST", "/collective_rpc", {})[0] == 400
+    engine.complete("hello", 2)
     assert engine.metric("vllm:e2e_request_latency_seconds_count") > 0
     assert engine.metric("vllm:inter_token_latency_seconds_count") > 0
 

@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.vllm)
+        item.add_marker(pytest.mark.xdist_group("vllm"))  # one real engine at a time
     if WITHOUT_VLLM and ours:
         config.hook.pytest_deselected(items=ours)
         items[:] = [item for item in items if item not in ours]

@@ -6,14 +6,8 @@ import os
 
 import pytest
 
+from tests.unit.agent.leaving_out import leave_out
 from tests.unit.agent.mounting import may_mount
-
-
-def leave_out(why: str) -> None:
-    """Skip where a developer's machine cannot do it. CI must, for a test that did not run proves nothing."""
-    if os.environ.get("CI"):
-        pytest.fail(f"CI has to run this: {why}")
-    pytest.skip(why)
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ from gc_sidecar_agent.doctor.engine_process import (
 from gc_sidecar_agent.doctor.findings import examine, ok
 from gc_sidecar_agent.doctor.run_dir_checks import examine_run_directory, file_system_of
 from gc_sidecar_agent.page import list_pages, read_page
+from tests.unit.agent.leaving_out import leave_out
 from tests.unit.agent.own_process import in_own_process
 from tests.unit.agent.waiting import wait_until
 
@@ -628,7 +629,7 @@ def old_interpreters() -> list[Path]:
         if subprocess.run([path, "-c", ""], capture_output=True).returncode == 0
     ]
     if not working:
-        pytest.skip("no CPython 3.8 or 3.9 is here")
+        leave_out("no CPython 3.8 or 3.9 is here")
     return working
 
 
