@@ -50,7 +50,7 @@ def find_python(version: str) -> Path | None:
 
 
 def environment_for(version: str, python: Path) -> Path:
-    """The interpreter of an environment under .venv that has pytest and pytest-xdist, made when it is not there."""
+    """The interpreter of an environment under .venv with pytest and pytest-xdist, made if missing."""
     environment = REPOSITORY / ".venv" / f"py{version.replace('.', '')}"
     in_it = environment / "bin" / "python"
     stamp = environment / ".installed"
