@@ -76,6 +76,12 @@ class SidecarProcess:
         except OSError:
             return False
 
+    @property
+    def pid(self) -> int:
+        """The sidecar's process."""
+        assert self._process is not None
+        return self._process.pid
+
     def log_text(self) -> str:
         """Everything the sidecar logged."""
         return self.log_path.read_text(errors="replace")

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from gc_sidecar_agent import __version__
+from gc_sidecar_agent.board import Board, BoardError, read_board
 from gc_sidecar_agent.collection import (
     Collect,
     CollectionError,
@@ -36,8 +37,8 @@ from gc_sidecar_agent.command import (
     parse_command,
 )
 from gc_sidecar_agent.follower import BoardFollower
-from gc_sidecar_agent.gate import Gate, this_gate
-from gc_sidecar_agent.memory import read_device_memory, read_memory
+from gc_sidecar_agent.gate import Gate, beside_board, this_gate
+from gc_sidecar_agent.memory import read_cgroup_memory, read_device_memory, read_memory
 from gc_sidecar_agent.meter import PauseMeter
 from gc_sidecar_agent.page import (
     HEADER_COLLECTING_SINCE_NS,
@@ -53,9 +54,11 @@ from gc_sidecar_agent.signals import LostExits
 RUN_DIR_VARIABLE = "GC_SIDECAR_RUN_DIR"
 
 POLL_S = 0.1
-# Every so many polls: memory is read and the page looked after; device memory; a page that could not be made.
+# Every so many polls: memory is read and the page looked after; device memory; the cgroup's memory; a page that
+# could not be made. All are multiples of the first.
 MEMORY_POLLS = 10
 DEVICE_POLLS = 50
+CGROUP_POLLS = 100
 PAGE_RETRY_POLLS = 50
 # For how many polls an engine core, after its policy ended by itself, has its workers run what is pending.
 SETTLE_POLLS = 30
@@ -103,6 +106,7 @@ class Agent:
         self.lost_exits = LostExits(self.meter.callback, self.main_thread.run_pending)
         # Set by the engine core's hook: has its busy loop carry out a command in all its processes.
         self.busy_loop: Callable[[dict[str, Any]], None] | None = None
+        self._run_dir = run_dir
         self._token = os.urandom(4).hex()
         self._started_ns = time.time_ns()
         self._changes = 0  # rises with every change of ours that `description` shows
@@ -150,6 +154,7 @@ class Agent:
         if self.ready:
             return
         self.policy.note_ready()
+        self._look_at_board_before_gate()
         self.ready = True
         self._changes += 1
         if not self._is_api_server_only:
@@ -178,13 +183,46 @@ class Agent:
 
     # --- the environment gate ---
 
+    def _look_at_board_before_gate(self) -> None:
+        """What a sidecar before this engine left there. Every process looks when it is ready, so they agree; what
+        a sidecar says from then on is newer than the gate's command."""
+        wanted = self._gate_command
+        if wanted is None or self._run_dir is None:
+            return
+        try:
+            board = read_board(self._run_dir)
+        except (
+            BoardError,
+            OSError,
+        ):  # the follower tells, if it is more than a board that is not there yet
+            board = Board()
+        self._gate_command = beside_board(wanted, board)
+        if self._gate_command is None and board.policy is not None:
+            logger.warning(
+                "gc-sidecar: policy %s by the environment: not entered; the board in the run directory has"
+                " %s by %s, whose lease still runs",
+                wanted.kind,
+                board.policy.kind,
+                board.policy.owner,
+            )
+
     def _pass_gate(self, collect: Collect) -> None:
         """Enter the policy that the environment asks for, once."""
         command, self._gate_command = self._gate_command, None
         if command is None:
             return
+        if self.policy.generation >= max(1, command.generation):
+            # Only an API server is reached by anybody before it has passed.
+            logger.warning(
+                "gc-sidecar: policy %s by the environment: not entered; a sidecar has asked for generation %d"
+                " meanwhile",
+                command.kind,
+                self.policy.generation,
+            )
+            return
         outcome = self.policy.run(command, collect)
-        logger.info(
+        logger.log(
+            logging.INFO if outcome.ok else logging.WARNING,
             "gc-sidecar: policy %s by the environment: %s",
             command.kind,
             f"in force for {command.lease_s:g} s" if outcome.ok else outcome.detail,
@@ -310,6 +348,10 @@ class Agent:
             allocated, reserved = read_device_memory()
             self._set("device_allocated_bytes", allocated)
             self._set("device_reserved_bytes", reserved)
+        if self._polls % CGROUP_POLLS == 1:
+            cgroup = read_cgroup_memory()
+            self._set("memory_limit_bytes", cgroup.limit_bytes)
+            self._set("memory_current_bytes", cgroup.current_bytes)
         self.publisher.look_after()
         # At once where it was lost, and now and then where there was none.
         retry = self._polls % PAGE_RETRY_POLLS == 1
@@ -320,6 +362,12 @@ class Agent:
         mode = self.policy.mode
         self.policy.poll(self._anonymous_bytes, self._collect_from_thread())
         if mode != self.policy.mode:
+            reason = self.policy.reason
+            logger.info(
+                "gc-sidecar: policy %s ended: %s",
+                mode,
+                reason.detail if reason else "no reason is known",
+            )
             # It ended by itself, as in the workers: an idle one cannot collect before an RPC comes.
             self._settle_polls = SETTLE_POLLS
 
@@ -359,7 +407,8 @@ class Agent:
     # --- the numbers that are not the meter's ---
 
     def _set(self, name: str, value: int | None) -> None:
-        self.meter.words[NUMBER_INDEX[name]] = NONE if value is None else value
+        fits = value is not None and abs(value) < 1 << 63
+        self.meter.words[NUMBER_INDEX[name]] = value if value is not None and fits else NONE
 
     def _read_memory(self) -> None:
         memory = read_memory()

@@ -5,7 +5,8 @@ full disks, truncation and killed writers is told in docs/architecture.md.
 
     offset  what                       written
     0       header: magic, version,    at creation; the word `collecting since` by the GC callback alone
-            collecting since
+            collecting since, how many
+            numbers there are
     4096    numbers: aligned words     every poll, from the meter's private words
     8192    slots A and B: JSON with   on change, alternately; the newest with a right CRC counts
             sequence, length and CRC
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import json
 import mmap
 import os
@@ -27,7 +29,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 MAGIC = 0x31304547_41504347  # "GCPAGE01", little-endian
 VERSION = 1
@@ -39,7 +41,8 @@ SLOT_OFFSETS = (8192, 12288)
 SLOT_BYTES = 4096
 RING_RECORDS = 1024
 RECORD_WORDS = 5  # sequence, start, length with generation and trigger, objects, XOR of these
-RING_BYTES = RING_RECORDS * RECORD_WORDS * 8
+RECORD = struct.Struct(f"<{RECORD_WORDS}q")
+RING_BYTES = RING_RECORDS * RECORD.size
 FULL_RING_OFFSET = 16384
 YOUNG_RING_OFFSET = FULL_RING_OFFSET + RING_BYTES
 PAGE_BYTES = YOUNG_RING_OFFSET + RING_BYTES
@@ -60,10 +63,13 @@ BUCKET_COUNT = len(BUCKETS_NS) + 1
 # What caused a collection. "auto" is CPython's own; "explicit" somebody else's gc.collect().
 TRIGGERS = ("auto", "maintain", "restore", "entry", "explicit")
 
-# The header's word that follows magic number and version.
+# The header's words that follow magic number and version.
 HEADER_COLLECTING_SINCE_NS = 2
+HEADER_NUMBER_COUNT = 3
 
 _GENERATION_FIELDS = ("count", "total_ns", "max_ns", "collected_objects", "uncollectable_objects")
+# Append only: agent and sidecar may be of different versions, and a number is known by its place alone. A page
+# says how many it has; those that only one of the two knows are passed over.
 NUMBER_NAMES: tuple[str, ...] = (
     "heartbeat",
     "clock_offset_ns",  # wall clock minus monotonic clock, so that a record's start can be told as a date
@@ -91,11 +97,17 @@ NUMBER_NAMES: tuple[str, ...] = (
     "growth_bytes",
     "device_allocated_bytes",
     "device_reserved_bytes",
+    "memory_limit_bytes",  # of the process's cgroup
+    "memory_current_bytes",
 )
 NUMBER_INDEX = {name: index for index, name in enumerate(NUMBER_NAMES)}
-NUMBERS_BYTES = len(NUMBER_NAMES) * 8
+NUMBERS = struct.Struct(f"<{len(NUMBER_NAMES)}q")
+NUMBERS_BYTES = NUMBERS.size
+_MOST_NUMBERS = (SLOT_OFFSETS[0] - NUMBERS_OFFSET) // 8
 
-_HEADER = struct.pack("<2q", MAGIC, VERSION)
+_HEADER = struct.Struct("<4q")  # magic, version, collecting since, number of numbers
+_FRESH_HEADER = _HEADER.pack(MAGIC, VERSION, 0, len(NUMBER_NAMES))
+_COLLECTING_SINCE = slice(HEADER_COLLECTING_SINCE_NS * 8, HEADER_COLLECTING_SINCE_NS * 8 + 8)
 
 
 class PageError(Exception):
@@ -118,8 +130,11 @@ class Pause:
 class PageContent:
     """One reading of a page.
 
-    `description` is the JSON of the newest valid slot: `identity`, `topology` and `state` of the process.
-    `numbers` holds every name of NUMBER_NAMES; None where the process does not know it.
+    `description` is the JSON of the newest valid slot: `identity`, `topology` and `state` of the process. It is
+    the same object as long as the slot has not changed, so nobody may change it.
+    `numbers` holds every name of NUMBER_NAMES; None where the process does not know it. The pauses are those
+    that read_page was asked for, in order; the `lost_...` ones came after the last one that the caller had, and
+    were not to be had: overwritten, torn or forged.
     """
 
     name: str
@@ -129,7 +144,13 @@ class PageContent:
     alive: bool
     full_pauses: tuple[Pause, ...] = field(default=())
     young_pauses: tuple[Pause, ...] = field(default=())
-    torn_records: int = 0
+    lost_full_records: int = 0
+    lost_young_records: int = 0
+
+    @property
+    def lost_records(self) -> int:
+        """Of both rings."""
+        return self.lost_full_records + self.lost_young_records
 
 
 # --- writing, in the engine's process ---
@@ -159,9 +180,10 @@ class PageWriter:
         be stored into any more, and one that somebody wrote into would stay unreadable."""
         if os.lseek(self.fd, 0, os.SEEK_END) < PAGE_BYTES:
             return False
-        header = os.pread(self.fd, len(_HEADER), 0)
+        header = bytearray(os.pread(self.fd, _HEADER.size, 0))
+        header[_COLLECTING_SINCE] = bytes(8)  # the one word that changes
         newest = os.pread(self.fd, len(self._newest), SLOT_OFFSETS[1 - self._slot])
-        return header == _HEADER and newest == self._newest
+        return header == _FRESH_HEADER and newest == self._newest
 
     def is_listed(self) -> bool:
         """Whether the file still stands under its name, so that readers find it."""
@@ -170,12 +192,16 @@ class PageWriter:
         except OSError:
             return False
 
-    def write_numbers(self, words: memoryview) -> None:
-        """Publish the numbers (NUMBERS_BYTES of words in the order of NUMBER_NAMES)."""
+    def write_numbers(self, words: bytes | memoryview) -> None:
+        """Publish the numbers (NUMBERS_BYTES of words in the order of NUMBER_NAMES).
+
+        Where they tell of records (`full_ring_next`, `young_ring_next`), the rings must be on the page already:
+        readers take it that every record below these numbers is there, or has been overwritten.
+        """
         os.pwrite(self.fd, words, NUMBERS_OFFSET)
 
     def write_ring(self, offset: int, ring: memoryview) -> None:
-        """Publish a whole ring; records that change meanwhile are told by their XOR."""
+        """Publish a whole ring; a reader that meets half of a record tells it by its XOR."""
         os.pwrite(self.fd, ring, offset)
 
     def write_description(self, description: dict[str, Any]) -> None:
@@ -225,7 +251,7 @@ def create_page(
         os.fchmod(fd, 0o644)
         header = mmap.mmap(fd, HEADER_BYTES)
         writer = PageWriter(path, fd, header)
-        os.pwrite(fd, _HEADER, 0)
+        os.pwrite(fd, _FRESH_HEADER, 0)
         # A record lock is released by the kernel however the process ends, and it is seen across PID
         # namespaces. It is lost when any descriptor of the file is closed: never open the page again here.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -279,8 +305,12 @@ def list_pages(run_dir: str, limit: int = 4096) -> list[str]:
     return sorted(names)
 
 
-def read_page(run_dir: str, name: str, rings: bool = False) -> PageContent:
+def read_page(run_dir: str, name: str, after: tuple[int, int] | None = None) -> PageContent:
     """One reading of a page. Raises PageError, OSError.
+
+    With `after`, the sequences of the last full and the last young record that the caller has, it also reads the
+    records that came since, and no others. after=(0, 0) reads everything that is there: at first sight the
+    caller decides whether what older records are missing counts as lost. Without `after` no ring is read.
 
     The file is opened without following links and without blocking on a FIFO, and read with pread:
     a reader that maps a file dies when somebody truncates it.
@@ -294,32 +324,52 @@ def read_page(run_dir: str, name: str, rings: bool = False) -> PageContent:
             raise PageError("not a regular file")
         if status.st_size < PAGE_BYTES:
             raise PageError(f"truncated: {status.st_size} of {PAGE_BYTES} bytes")
-        head = os.pread(fd, FULL_RING_OFFSET, 0)
-        ring_bytes = os.pread(fd, 2 * RING_BYTES, FULL_RING_OFFSET) if rings else b""
+        head = _pread_all(fd, FULL_RING_OFFSET, 0)
+        magic, version, collecting_since_ns, count = _HEADER.unpack_from(head)
+        if magic != MAGIC:
+            raise PageError("not a page: the magic number is wrong")
+        if version != VERSION:
+            raise PageError(f"a page of format {version}; this sidecar reads format {VERSION}")
+        numbers = _numbers(head, count)
+        full, young = _NO_RECORDS, _NO_RECORDS
+        if after is not None:
+            # Only now: the writer publishes rings before numbers, so what the numbers tell of is there.
+            full = _read_ring(fd, FULL_RING_OFFSET, after[0], numbers["full_ring_next"])
+            young = _read_ring(fd, YOUNG_RING_OFFSET, after[1], numbers["young_ring_next"])
         alive = _is_locked(fd)
     finally:
         os.close(fd)
-    if len(head) < FULL_RING_OFFSET:
+    return PageContent(
+        name=name,
+        description=_newest_description(head),
+        numbers=numbers,
+        collecting_since_ns=collecting_since_ns,
+        alive=alive,
+        full_pauses=full.pauses,
+        young_pauses=young.pauses,
+        lost_full_records=full.lost,
+        lost_young_records=young.lost,
+    )
+
+
+def _pread_all(fd: int, size: int, offset: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    if len(data) < size:
         raise PageError("truncated while it was read")
-    magic, version, collecting_since_ns = struct.unpack_from("<3q", head)
-    if magic != MAGIC:
-        raise PageError("not a page: the magic number is wrong")
-    if version != VERSION:
-        raise PageError(f"a page of format {version}; this sidecar reads format {VERSION}")
-    description = _newest_description(head)
-    values = struct.unpack_from(f"<{len(NUMBER_NAMES)}q", head, NUMBERS_OFFSET)
-    numbers = {
-        key: None if value == NONE else value
-        for key, value in zip(NUMBER_NAMES, values, strict=True)
-    }
-    full: tuple[Pause, ...] = ()
-    young: tuple[Pause, ...] = ()
-    torn = 0
-    if len(ring_bytes) == 2 * RING_BYTES:
-        full, torn_full = decode_ring(ring_bytes[:RING_BYTES])
-        young, torn_young = decode_ring(ring_bytes[RING_BYTES:])
-        torn = torn_full + torn_young
-    return PageContent(name, description, numbers, collecting_since_ns, alive, full, young, torn)
+    return data
+
+
+def _numbers(head: bytes, count: int) -> dict[str, int | None]:
+    """The numbers of a page whose writer knew the first `count` names, and perhaps more than we do."""
+    if not 0 < count <= _MOST_NUMBERS:
+        raise PageError(f"damaged: its header says that it has {count} numbers")
+    values = struct.unpack_from(f"<{min(count, len(NUMBER_NAMES))}q", head, NUMBERS_OFFSET)
+    numbers: dict[str, int | None] = dict.fromkeys(NUMBER_NAMES)
+    numbers.update(
+        (name, None if value == NONE else value)
+        for name, value in zip(NUMBER_NAMES, values, strict=False)
+    )
+    return numbers
 
 
 def _newest_description(head: bytes) -> dict[str, Any]:
@@ -331,11 +381,8 @@ def _newest_description(head: bytes) -> dict[str, Any]:
         body = head[offset + 16 : offset + 16 + length]
         if _slot_crc(sequence, body) != crc:
             continue
-        try:
-            value = json.loads(body)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
+        value = _decoded(body)
+        if value is not None:
             best_sequence, best = sequence, value
     if best is None:
         raise PageError(
@@ -344,31 +391,60 @@ def _newest_description(head: bytes) -> dict[str, Any]:
     return best
 
 
-def decode_ring(ring: bytes) -> tuple[tuple[Pause, ...], int]:
-    """The records of a ring in the order of their sequence, and how many were torn or forged."""
-    pauses, torn = [], 0
-    words = struct.unpack(f"<{RING_RECORDS * RECORD_WORDS}q", ring)
-    for slot in range(RING_RECORDS):
-        sequence, start, length, objects, check = words[
-            slot * RECORD_WORDS : (slot + 1) * RECORD_WORDS
-        ]
-        if sequence == 0 and check == 0 and start == 0:
-            continue
+@functools.lru_cache(maxsize=512)
+def _decoded(body: bytes) -> dict[str, Any] | None:
+    """The object in a slot. It changes seldom and is read often: the same bytes give the same object."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class _Records(NamedTuple):
+    pauses: tuple[Pause, ...]
+    lost: int
+
+
+_NO_RECORDS = _Records((), 0)
+
+
+def _read_ring(fd: int, offset: int, last: int, following: int | None) -> _Records:
+    """The records of the ring at `offset` after sequence `last`, and before `following`, of which the page's
+    number tells. However far apart these are, no more than one ring is read."""
+    if following is None or following <= last + 1:
+        return _NO_RECORDS
+    first = max(last + 1, following - RING_RECORDS)
+    count = following - first
+    slot = first % RING_RECORDS
+    before_end = min(count, RING_RECORDS - slot)
+    records = _pread_all(fd, before_end * RECORD.size, offset + slot * RECORD.size)
+    if count > before_end:
+        records += _pread_all(fd, (count - before_end) * RECORD.size, offset)
+    pauses = decode_records(records, first)
+    return _Records(pauses, following - 1 - last - len(pauses))
+
+
+def decode_records(records: bytes, first: int) -> tuple[Pause, ...]:
+    """The pauses in neighbouring records with the sequences `first`, `first` + 1, ... without those that are
+    torn, forged, or of another sequence."""
+    pauses = []
+    for expected, (sequence, start, length, objects, check) in enumerate(
+        RECORD.iter_unpack(records), first
+    ):
         trigger = length & 0xF
         generation = (length >> 4) & 0xF
         if (
-            sequence ^ start ^ length ^ objects != check
-            or sequence <= 0
-            or sequence % RING_RECORDS != slot
-            or generation > 2
-            or trigger >= len(TRIGGERS)
-            or length < 0
+            sequence == expected
+            and sequence ^ start ^ length ^ objects == check
+            and length >= 0
+            and generation <= 2
+            and trigger < len(TRIGGERS)
         ):
-            torn += 1
-            continue
-        pauses.append(Pause(sequence, start, length >> 8, generation, TRIGGERS[trigger], objects))
-    pauses.sort(key=lambda pause: pause.sequence)
-    return tuple(pauses), torn
+            pauses.append(
+                Pause(sequence, start, length >> 8, generation, TRIGGERS[trigger], objects)
+            )
+    return tuple(pauses)
 
 
 _FLOCK = struct.Struct("hhqqi4x")

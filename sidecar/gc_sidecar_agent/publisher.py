@@ -6,13 +6,18 @@ The page's format is in `page`; what stands on it comes from the meter's words a
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from gc_sidecar_agent.meter import PauseMeter, private_header
+from gc_sidecar_agent.meter import RING_SLOTS, PauseMeter, Ring, private_header
 from gc_sidecar_agent.page import (
     FULL_RING_OFFSET,
     NUMBER_INDEX,
+    NUMBERS,
+    RECORD,
+    RING_BYTES,
+    RING_RECORDS,
     YOUNG_RING_OFFSET,
     PageError,
     PageWriter,
@@ -24,6 +29,11 @@ from gc_sidecar_agent.page import (
 _FULL_RING_NEXT = NUMBER_INDEX["full_ring_next"]
 _YOUNG_RING_NEXT = NUMBER_INDEX["young_ring_next"]
 _HEARTBEAT = NUMBER_INDEX["heartbeat"]
+_GEN0_COUNT, _GEN1_COUNT, _GEN2_COUNT = (NUMBER_INDEX[f"gen{g}_count"] for g in range(3))
+
+# How often, and after how long, numbers are copied again that a callback was in the middle of changing.
+WHOLE_TRIES = 3
+WHOLE_WAIT_S = 0.0001
 
 
 class Publisher:
@@ -50,7 +60,10 @@ class Publisher:
         self._changes = changes
         self._page: PageWriter | None = None
         self._published_changes = -1
-        self._published_rings = (0, 0)
+        self._rings = (
+            _PublishedRing(meter.full_ring, _FULL_RING_NEXT, FULL_RING_OFFSET),
+            _PublishedRing(meter.young_ring, _YOUNG_RING_NEXT, YOUNG_RING_OFFSET),
+        )
         # The agent's thread and one that carries out a command both publish; no callback takes this.
         self._lock = threading.Lock()
 
@@ -69,7 +82,8 @@ class Publisher:
         with self._lock:
             self.error = None
             self._published_changes = -1
-            self._published_rings = (0, 0)
+            for ring in self._rings:
+                ring.published = 0
             try:
                 page = create_page(
                     self.run_dir, page_name(role, dp_rank, rank, started_s), self._write_on
@@ -124,11 +138,57 @@ class Publisher:
         if changes != self._published_changes:
             page.write_description(self._describe())
             self._published_changes = changes
-        rings = (words[_FULL_RING_NEXT], words[_YOUNG_RING_NEXT])
-        if rings[0] != self._published_rings[0]:
-            page.write_ring(FULL_RING_OFFSET, self._meter.full_ring)
-        if rings[1] != self._published_rings[1]:
-            page.write_ring(YOUNG_RING_OFFSET, self._meter.young_ring)
-        self._published_rings = rings
         words[_HEARTBEAT] += 1
-        page.write_numbers(words)
+        # A copy, made before the rings are written and written after them: the numbers tell of no record that
+        # is not on the page yet. One that comes in between is published the next time.
+        numbers = tuple(words)
+        for _ in range(WHOLE_TRIES):
+            if _is_whole(numbers):
+                break
+            time.sleep(WHOLE_WAIT_S)
+            numbers = tuple(words)
+        for ring in self._rings:
+            following = numbers[ring.next_index]
+            if following != ring.published:
+                ring.encode(words, following)
+                page.write_ring(ring.offset, ring.encoded)
+                ring.published = following
+        page.write_numbers(NUMBERS.pack(*numbers))
+
+
+def _is_whole(numbers: tuple[int, ...]) -> bool:
+    """Whether counts and records tell of the same collections: a callback on another thread may be in between."""
+    young, full = numbers[_GEN0_COUNT] + numbers[_GEN1_COUNT], numbers[_GEN2_COUNT]
+    return (young, full) == (numbers[_YOUNG_RING_NEXT] - 1, numbers[_FULL_RING_NEXT] - 1)
+
+
+class _PublishedRing:
+    """A ring of the meter's in the page's form, up to the record before `published`."""
+
+    def __init__(self, ring: Ring, next_index: int, offset: int) -> None:
+        self.next_index = next_index
+        self.offset = offset
+        self.encoded = memoryview(bytearray(RING_BYTES))
+        self.published = 0
+        self._ring = ring
+
+    def encode(self, words: list[int], following: int) -> None:
+        """Bring in what came since, before sequence `following`. `words` are the meter's, as they change."""
+        starts, lengths, objects = self._ring.starts, self._ring.lengths, self._ring.objects
+        first = max(self.published, 1, following - RING_RECORDS)
+        for sequence in range(first, following):
+            slot = sequence % RING_SLOTS
+            start, length, count = starts[slot], lengths[slot], objects[slot]
+            check = sequence ^ start ^ length ^ count
+            RECORD.pack_into(
+                self.encoded, _place_of(sequence), sequence, start, length, count, check
+            )
+        # Collections that ran meanwhile may have overwritten the oldest of these, one of them half.
+        overwritten = words[self.next_index] - RING_SLOTS + 1
+        for sequence in range(first, min(following, overwritten)):
+            place = _place_of(sequence)
+            self.encoded[place : place + RECORD.size] = bytes(RECORD.size)
+
+
+def _place_of(sequence: int) -> int:
+    return sequence % RING_RECORDS * RECORD.size

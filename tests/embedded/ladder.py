@@ -25,9 +25,8 @@ class Rung:
 def read_ladder(engine: EmbeddedEngine, run_dir: Path, rank: int = 0) -> list[Rung]:
     """The full collections of the worker `rank` of the first engine core."""
     name = next(n for n in list_pages(str(run_dir)) if n.startswith(f"worker-dp0-r{rank}-"))
-    pauses = [
-        p for p in read_page(str(run_dir), name, rings=True).full_pauses if p.trigger == "auto"
-    ]
+    page = read_page(str(run_dir), name, after=(0, 0))
+    pauses = [pause for pause in page.full_pauses if pause.trigger == "auto"]
     steps = engine.steps()[0]
     starts = [started_ns for _, started_ns, _, _ in steps]
     rungs = []

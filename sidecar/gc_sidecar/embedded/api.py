@@ -131,7 +131,7 @@ async def _models(_request: Request) -> Response:
 async def _metrics(request: Request) -> Response:
     figures: Figures = request.app.state.figures
     cores = _engine(request).engine_core.core_engines
-    text = figures.exposition([core.statistics for core in cores], MODEL_NAME)
+    text = figures.exposition(cores, MODEL_NAME)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -44,6 +44,9 @@ class CoreConnection:
     writer: asyncio.StreamWriter
     statistics: Statistics = NO_STATISTICS
     requests: set[str] = field(default_factory=set)  # this API server's, not finished yet
+    # Steps that made tokens for this API server, and those tokens.
+    iterations: int = 0
+    iteration_tokens: int = 0
 
 
 class CoreClient:
@@ -142,6 +145,8 @@ class CoreClient:
 
     def _take(self, message: Any, connection: CoreConnection) -> None:
         if isinstance(message, Tokens):
+            connection.iterations += 1
+            connection.iteration_tokens += len(message.tokens)
             for token in message.tokens:
                 stream = self._streams.get(token.request_id)
                 if stream is not None:

@@ -1,6 +1,6 @@
 """What the embedded engine counts for Prometheus, under the names that dashboards and the sidecar know from vLLM.
 
-Only the requests' gauges and two latency histograms have vLLM's names; what is ours alone begins with `embedded_`.
+Only the requests' gauges and three histograms have vLLM's names; what is ours alone begins with `embedded_`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from gc_sidecar.embedded.core import Statistics
+from gc_sidecar.embedded.async_llm import CoreConnection
 
 REQUEST_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 INTER_TOKEN_S = (0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -52,9 +52,10 @@ class Figures:
             "vllm:inter_token_latency_seconds", "Time between two tokens.", INTER_TOKEN_S
         )
 
-    def exposition(self, engines: Sequence[Statistics], model: str) -> str:
+    def exposition(self, cores: Sequence[CoreConnection], model: str) -> str:
         """All of it, as text."""
         lines: list[str] = []
+        engines = [core.statistics for core in cores]
         for name, kind, help, values in (
             ("vllm:num_requests_running", "gauge", "Requests that run.", [e.running for e in engines]),
             ("vllm:num_requests_waiting", "gauge", "Requests that wait.", [e.waiting for e in engines]),
@@ -69,6 +70,14 @@ class Figures:
                 f'{name}{{engine="{index}",model_name="{model}"}} {float(value)}'
                 for index, value in enumerate(values)
             )
+        # Without vLLM's buckets: nobody here asks how many tokens a step made.
+        name = "vllm:iteration_tokens_total"
+        lines += (f"# HELP {name} Tokens that a step made.", f"# TYPE {name} histogram")
+        for core in cores:
+            labels = f'engine="{core.index}",model_name="{model}"'
+            lines.append(f'{name}_bucket{{{labels},le="+Inf"}} {core.iterations}')
+            lines.append(f"{name}_sum{{{labels}}} {core.iteration_tokens}")
+            lines.append(f"{name}_count{{{labels}}} {core.iterations}")
         for histogram in (self.request_s, self.inter_token_s):
             lines += histogram.lines(f'engine="0",model_name="{model}"')
         return "\n".join(lines) + "\n"

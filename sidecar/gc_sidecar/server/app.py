@@ -33,6 +33,7 @@ from gc_sidecar.server.settings import Settings
 from gc_sidecar.server.sight import Sight
 from gc_sidecar.server.tally import Tally
 from gc_sidecar.server.timing import Timing
+from gc_sidecar.server.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Services:
 
     settings: Settings
     coordinator: Coordinator
+    windows: Windows
     tally: Tally
     http: httpx.AsyncClient
 
@@ -74,20 +76,22 @@ def make_services(settings: Settings, timing: Timing | None = None) -> Services:
         settings.engine_url, http, secret, timing, tally, has_run_dir=settings.run_dir is not None
     )
     coordinator = Coordinator(settings.run_dir, Sight(settings.run_dir), engines, timing, tally)
-    return Services(settings, coordinator, tally, http)
+    windows = Windows(coordinator.knowledge, coordinator.watch, coordinator.ledger, timing)
+    return Services(settings, coordinator, windows, tally, http)
 
 
 def make_control_app(services: Services) -> ASGIApp:
     """Every route, behind the guard."""
     settings = services.settings
     token_file = TokenFile(settings.token_file) if settings.token_file else None
-    app = _make_app(control_router(services.coordinator, services.tally), "/openapi.json")
+    router = control_router(services.coordinator, services.windows, services.tally)
+    app = _make_app(router, "/openapi.json")
     return Guard(app, token_file, settings.allowed_host)
 
 
 def make_open_app(services: Services) -> ASGIApp:
     """Probes and metrics only."""
-    return _make_app(open_router(services.coordinator, services.tally), None)
+    return _make_app(open_router(services.coordinator, services.windows, services.tally), None)
 
 
 def _make_app(router: APIRouter, openapi_url: str | None) -> FastAPI:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from gc_sidecar.server.engine_http import EngineFault, ask
+from gc_sidecar.server.latency import EngineLatency, Latencies, read_latencies
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.reports import CheckedReplies, Reply, check_replies
 from gc_sidecar.server.tally import Tally
@@ -292,6 +293,21 @@ class Engines:
         return EngineFault("rpc_desync", engine.desync.detail, engine.desync.remedy)
 
     # --- idleness ---
+
+    async def latencies(self) -> Latencies:
+        """How long tokens took so far, by the engines' own metrics, of those engines that tell."""
+        found: dict[int, EngineLatency] = {}
+        for each in await asyncio.gather(*(self._latencies(e.url) for e in self._engines)):
+            found.update(each)
+        return found
+
+    async def _latencies(self, url: str) -> Latencies:
+        try:
+            answer = await ask(self._http, "GET", f"{url}/metrics", self._timing.engine_metrics_s)
+            # Not on our loop: several megabytes of metrics take a while.
+            return await asyncio.to_thread(read_latencies, answer.body.decode("utf-8", "replace"))
+        except (EngineFault, ValueError):
+            return {}
 
     async def busy_requests(self) -> float:
         """How many requests the engines run or hold waiting, by their own metrics. Raises EngineFault."""

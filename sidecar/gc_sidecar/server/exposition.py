@@ -5,8 +5,8 @@ A collector with a registry of its own, so that nothing of this process's Python
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -14,12 +14,14 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gc_sidecar import __version__
 from gc_sidecar.server.knowledge import Knowledge
+from gc_sidecar.server.pauses import LOCKSTEP_ROLES, PauseLog
 from gc_sidecar.server.reports import Report
 from gc_sidecar.server.roster import STATES, Roster, Row
 from gc_sidecar.server.tally import LENGTH_BOUNDS, Tally
@@ -28,16 +30,20 @@ from gc_sidecar_agent.page import BUCKET_COUNT, BUCKETS_NS
 
 PROCESS = ("role", "dp_rank", "rank")
 NANO = 1e-9
+GENERATIONS = ("0", "1", "2")
 MEMORY_KINDS = ("anonymous", "file", "shared")
+DEVICE_KINDS = ("allocated", "reserved")
 TRIGGERS = ("auto", "requested")
 EXIT_REASONS = ("lease_expired", "rss_growth", "freeze_failed", "restored")
 LIVE_STATES = frozenset(STATES) - {"gone", "stale", "uncovered"}
 
 
-def render(knowledge: Knowledge, tally: Tally, accept: str | None) -> tuple[bytes, str]:
+def render(
+    knowledge: Knowledge, open_windows: int, tally: Tally, accept: str | None
+) -> tuple[bytes, str]:
     """The exposition in the format that `accept` asks for, and its content type."""
     registry = CollectorRegistry()
-    registry.register(_Exposition(knowledge, tally))
+    registry.register(_Exposition(knowledge, open_windows, tally))
     try:
         encoder, content_type = choose_encoder(accept or "")
     except (TypeError, ValueError):  # a version that is none
@@ -46,8 +52,9 @@ def render(knowledge: Knowledge, tally: Tally, accept: str | None) -> tuple[byte
 
 
 class _Exposition(Collector):
-    def __init__(self, knowledge: Knowledge, tally: Tally) -> None:
+    def __init__(self, knowledge: Knowledge, open_windows: int, tally: Tally) -> None:
         self._knowledge = knowledge
+        self._open_windows = open_windows
         self._tally = tally
 
     def describe(self) -> Iterable[Metric]:
@@ -57,91 +64,138 @@ class _Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         """Everything, by the newest snapshot."""
         roster = self._knowledge.roster()
-        rows = [row for row in roster.rows if row.report is not None]
-        yield from _process_metrics(rows)
-        yield from _engine_metrics(self._knowledge, roster)
-        yield from _own_metrics(self._tally)
+        # A process that is gone has no series any more: its successor's begin at 0 in their place.
+        live = (row for row in roster.rows if row.report is not None and row.is_live)
+        rows = list({row.key: row for row in live}.values())
+        yield from _process_metrics(rows, self._knowledge.sight.log)
+        yield from _engine_metrics(self._knowledge, roster, rows)
+        yield from _own_metrics(self._tally, self._open_windows)
 
 
 def _labels(row: Row) -> list[str]:
     return [row.key.role, str(row.key.dp_rank), str(row.key.rank)]
 
 
-def _number(report: Report, name: str) -> float:
-    value = report.numbers.get(name)
-    return math.nan if value is None else float(value)
+def _text(value: str) -> str:
+    """A text of a process as a label's value: JSON can hold half characters, which no encoding can."""
+    return value.encode("utf-8", "replace").decode()
 
 
 def _count(report: Report, name: str) -> float:
     return float(report.numbers.get(name) or 0)
 
 
-def _process_metrics(rows: list[Row]) -> Iterator[Metric]:
+# --- one process ---
+
+# Metrics that have one further label: name, kind, help, that label, its values, and the number of the page that
+# each value stands for, with the factor that makes it a base unit. What a process does not know has no series.
+_LABELLED: tuple[tuple[str, type[Metric], str, str, tuple[str, ...], str, float], ...] = (
+    (
+        "collections", CounterMetricFamily, "Collections by GC generation; 2 are full ones.",
+        "generation", GENERATIONS, "gen{}_count", 1,
+    ),
+    (
+        "collection_seconds", CounterMetricFamily, "Time in collections by GC generation.",
+        "generation", GENERATIONS, "gen{}_total_ns", NANO,
+    ),
+    (
+        "collected_objects", CounterMetricFamily, "Objects that collections freed.",
+        "generation", GENERATIONS, "gen{}_collected_objects", 1,
+    ),
+    (
+        "uncollectable_objects", CounterMetricFamily, "Objects that collections could not free.",
+        "generation", GENERATIONS, "gen{}_uncollectable_objects", 1,
+    ),
+    (
+        "resident_memory_bytes", GaugeMetricFamily,
+        "Resident memory by kind; shared memory is counted in every process that maps it.",
+        "kind", MEMORY_KINDS, "{}_bytes", 1,
+    ),
+    (
+        "device_memory_bytes", GaugeMetricFamily,
+        "Device memory by torch's count; only where torch has initialised a device.",
+        "kind", DEVICE_KINDS, "device_{}_bytes", 1,
+    ),
+)  # fmt: skip
+_SINGLE: tuple[tuple[str, type[Metric], str, Callable[[Row, Report, PauseLog], float]], ...] = (
+    (
+        "resident_growth_bytes", GaugeMetricFamily,
+        "Growth of anonymous memory since the policy was entered.",
+        lambda row, report, log: _count(report, "growth_bytes"),
+    ),
+    (
+        "observed_generation", GaugeMetricFamily,
+        "The newest desired generation that the process applied.",
+        lambda row, report, log: float(report.state.generation),
+    ),
+    (
+        "in_progress_seconds", GaugeMetricFamily,
+        "For how long the full collection that runs now has been seen; 0 where none runs.",
+        lambda row, report, log: (row.page.collecting_s or 0.0) if row.page else 0.0,
+    ),
+    (
+        "freezes", CounterMetricFamily, "Freezes of the heap.",
+        lambda row, report, log: _count(report, "freezes"),
+    ),
+    (
+        "reclaimed_objects", CounterMetricFamily, "Objects that maintenance collected.",
+        lambda row, report, log: _count(report, "reclaimed_objects"),
+    ),
+    (
+        "lost_records", CounterMetricFamily,
+        "Single pause records that were overwritten or damaged before they could be read.",
+        lambda row, report, log: float(log.lost(row.token)),
+    ),
+)  # fmt: skip
+
+
+def _process_metrics(rows: list[Row], log: PauseLog) -> Iterator[Metric]:
     pauses = HistogramMetricFamily(
         "gc_sidecar_pause_seconds",
         "Pauses of full (gen2) collections, CPython's own (auto) and those asked for (requested).",
         labels=[*PROCESS, "trigger"],
     )
-    collections = CounterMetricFamily(
-        "gc_sidecar_collections", "Collections.", labels=[*PROCESS, "generation"]
-    )
-    memory = GaugeMetricFamily(
-        "gc_sidecar_resident_memory_bytes",
-        "Resident memory by kind; shared memory is counted in every process that maps it.",
-        labels=[*PROCESS, "kind"],
+    maintains = SummaryMetricFamily(
+        "gc_sidecar_maintain_seconds", "How long maintenance took.", labels=PROCESS
     )
     exits = CounterMetricFamily(
         "gc_sidecar_policy_exits", "Policies that ended, by reason.", labels=[*PROCESS, "reason"]
     )
-    singles: list[tuple[Metric, Callable[[Row, Report], float]]] = [
-        (
-            GaugeMetricFamily(
-                "gc_sidecar_resident_growth_bytes",
-                "Growth of anonymous memory since the policy was entered.",
-                labels=PROCESS,
-            ),
-            lambda _, report: _count(report, "growth_bytes"),
-        ),
-        (
-            GaugeMetricFamily(
-                "gc_sidecar_observed_generation",
-                "The newest desired generation that the process applied.",
-                labels=PROCESS,
-            ),
-            lambda _, report: float(report.state.generation),
-        ),
-        (
-            CounterMetricFamily("gc_sidecar_freezes", "Freezes of the heap.", labels=PROCESS),
-            lambda _, report: _count(report, "freezes"),
-        ),
-        (
-            GaugeMetricFamily(
-                "gc_sidecar_in_progress_seconds",
-                "For how long the collection that runs now has been seen; 0 where none runs.",
-                labels=PROCESS,
-            ),
-            lambda row, _: (row.page.collecting_s or 0.0) if row.page else 0.0,
-        ),
-    ]
-    for row in rows:
-        report = row.report
-        assert report is not None
-        labels = _labels(row)
+    agents = GaugeMetricFamily(
+        "gc_sidecar_agent_info",
+        "What runs in the process: CPython, the engine, the kind of its garbage collector.",
+        labels=[*PROCESS, "python", "engine", "collector"],
+    )
+    known = [(row, row.report, _labels(row)) for row in rows if row.report is not None]
+    for _, report, labels in known:
         for trigger in TRIGGERS:
             pauses.add_metric(
                 [*labels, trigger], _buckets(report, trigger), _total_s(report, trigger)
             )
-        for generation in range(3):
-            collections.add_metric(
-                [*labels, str(generation)], _count(report, f"gen{generation}_count")
-            )
-        for kind in MEMORY_KINDS:
-            memory.add_metric([*labels, kind], _number(report, f"{kind}_bytes"))
-        for reason in dict.fromkeys((*EXIT_REASONS, *report.state.exits)):
-            exits.add_metric([*labels, reason], report.state.exits.get(reason, 0))
-        for family, value in singles:
-            family.add_metric(labels, value(row, report))  # type: ignore[attr-defined]
-    yield from (pauses, collections, memory, exits, *(family for family, _ in singles))
+        maintains.add_metric(
+            labels, int(_count(report, "maintains")), _count(report, "maintain_total_ns") * NANO
+        )
+        counts = {_text(reason): count for reason, count in report.state.exits.items()}
+        for reason in dict.fromkeys((*EXIT_REASONS, *counts)):
+            exits.add_metric([*labels, reason], counts.get(reason, 0))
+        identity = report.identity
+        about = (identity.python, identity.engine, identity.collector)
+        agents.add_metric([*labels, *(_text(each or "") for each in about)], 1)
+    yield from (pauses, maintains, exits, agents)
+    for name, kind, text, label, values, number, factor in _LABELLED:
+        family: Any = kind(f"gc_sidecar_{name}", text, labels=[*PROCESS, label])  # type: ignore[call-arg]
+        numbers = [(value, number.format(value)) for value in values]
+        for _, report, labels in known:
+            for value, key in numbers:
+                found = report.numbers.get(key)
+                if found is not None:
+                    family.add_metric([*labels, value], found * factor)
+        yield family
+    for name, kind, text, tell in _SINGLE:
+        family = kind(f"gc_sidecar_{name}", text, labels=PROCESS)  # type: ignore[call-arg]
+        for row, report, labels in known:
+            family.add_metric(labels, tell(row, report, log))
+        yield family
 
 
 def _buckets(report: Report, trigger: str) -> list[tuple[str, float]]:
@@ -158,7 +212,10 @@ def _total_s(report: Report, trigger: str) -> float:
     return _count(report, f"{trigger}_total_ns") * NANO
 
 
-def _engine_metrics(knowledge: Knowledge, roster: Roster) -> Iterator[Metric]:
+# --- the engine ---
+
+
+def _engine_metrics(knowledge: Knowledge, roster: Roster, live: list[Row]) -> Iterator[Metric]:
     desired = knowledge.desired
     policy = GaugeMetricFamily(
         "gc_sidecar_policy", "The desired policy: 1 at the one that is wanted.", labels=["mode"]
@@ -195,9 +252,32 @@ def _engine_metrics(knowledge: Knowledge, roster: Roster) -> Iterator[Metric]:
     )
     for name, help_text, value in gauges:
         yield GaugeMetricFamily(f"gc_sidecar_{name}", help_text, value=value)
+    stalls = CounterMetricFamily(
+        "gc_sidecar_stall_seconds",
+        "Time that pauses held up the steps of a lockstep group: the union over its processes.",
+        labels=["dp_rank"],
+    )
+    lockstep = [row for row in live if not LOCKSTEP_ROLES.isdisjoint(row.roles)]
+    for dp_rank in sorted({row.key.dp_rank for row in lockstep}):
+        stalls.add_metric([str(dp_rank)], knowledge.sight.log.stall_s(dp_rank))
+    yield stalls
+    for name, help_text in (
+        ("memory_limit_bytes", "The memory limit of the engine's cgroup, where it has one."),
+        ("memory_current_bytes", "Memory in use in that cgroup, inactive file cache aside."),
+    ):
+        # The processes of an engine share a cgroup; one that is in another has less to tell.
+        known = [row.report.numbers.get(name) for row in live if row.report is not None]
+        values = [value for value in known if value is not None]
+        family = GaugeMetricFamily(f"gc_sidecar_{name}", help_text)
+        if values:
+            family.add_metric([], max(values))
+        yield family
 
 
-def _own_metrics(tally: Tally) -> Iterator[Metric]:
+# --- the sidecar ---
+
+
+def _own_metrics(tally: Tally, open_windows: int) -> Iterator[Metric]:
     operations = CounterMetricFamily(
         "gc_sidecar_operations", "Operations by their result.", labels=["operation", "result"]
     )
@@ -217,6 +297,9 @@ def _own_metrics(tally: Tally) -> Iterator[Metric]:
     build.add_metric([__version__], 1)
     yield operations
     yield lengths
+    yield GaugeMetricFamily(
+        "gc_sidecar_window_open", "Measured windows that are open.", value=open_windows
+    )
     yield CounterMetricFamily(
         "gc_sidecar_rpc_desync",
         "Replies that belonged to another call than the one they answered.",

@@ -104,6 +104,14 @@ class Ledger:
         """The operation with this id, None where it is not known (any more)."""
         return self._operations.get(operation_id)
 
+    def all(self) -> list[Operation]:
+        """Every operation that is remembered, oldest first."""
+        return list(self._operations.values())
+
+    def ended_ids(self) -> frozenset[str]:
+        """The ids of those that have ended."""
+        return frozenset(each.id for each in self.all() if not each.is_running)
+
     def put(self, operation: Operation) -> Operation:
         """Record an operation, or its newest state."""
         self._operations[operation.id] = operation

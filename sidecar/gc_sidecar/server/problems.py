@@ -45,6 +45,11 @@ KINDS: Mapping[str, Kind] = {
     "operation_not_found": Kind(
         404, "No such operation", "GET /gc shows the running one; the last 256 are kept"
     ),
+    "window_not_found": Kind(
+        404,
+        "No such window",
+        "GET /gc/windows lists them; they end with the sidecar, so open another one if it restarted",
+    ),
     "method_not_allowed": Kind(405, "The route takes another method"),
     # Who may ask.
     "token_required": Kind(
@@ -65,6 +70,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "operation_id_reused": Kind(
         409, "The operation id belongs to another request", "choose a new operation_id"
+    ),
+    "window_id_reused": Kind(
+        409, "The window id belongs to another request", "choose a new window_id"
+    ),
+    "too_many_windows": Kind(
+        409, "Too many windows are open", "close one: POST /gc/windows/{id}/close"
     ),
     "owned_by_other": Kind(
         409,

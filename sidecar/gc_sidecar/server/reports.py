@@ -128,13 +128,13 @@ class Report:
     collecting_since: int = 0
 
     @property
-    def places(self) -> set[Key]:
-        """Every place in its engine that it knows of, its own included."""
-        identity = self.identity
-        # Each launch behind an external load balancer has an API server 0 of its own. They tell themselves
-        # apart by their dp_rank; whoever is no API server knows no such rank, and none of them then.
-        api_dp_rank = identity.dp_rank if "api_server" in identity.roles else 0
-        return self.topology.keys(api_dp_rank) | set(identity.keys)
+    def api_dp_rank(self) -> int:
+        """Under which dp_rank it knows the API servers of its engine.
+
+        Each launch behind an external load balancer has an API server 0 of its own. They tell themselves
+        apart by their dp_rank; whoever is no API server knows no such rank, and none of them then.
+        """
+        return self.identity.dp_rank if "api_server" in self.identity.roles else 0
 
     @property
     def thresholds(self) -> tuple[int | None, int | None, int | None]:

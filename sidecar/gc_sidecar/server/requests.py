@@ -7,16 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
-from typing import Annotated, Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from starlette.requests import ClientDisconnect, Request
 
 from gc_sidecar.server.desired import ANONYMOUS
 from gc_sidecar.server.operations import Change
+from gc_sidecar.server.pauses import SeenPause
 from gc_sidecar.server.problems import Problem
+from gc_sidecar.server.reports import MAXIMUM_RANK, Identity
 from gc_sidecar.server.security import is_from_browser
+from gc_sidecar.server.windows import DEFAULT_MAX_PAUSE_MS, Limits
+from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import (
     DEFAULT_DEADLINE_S,
     DEFAULT_INTERVAL_S,
@@ -24,6 +38,7 @@ from gc_sidecar_agent.command import (
     MINIMUM_INTERVAL_S,
     OPERATION_ID,
 )
+from gc_sidecar_agent.page import TRIGGERS
 
 MAXIMUM_DEADLINE_S = 3600.0
 BODY_S = 10.0
@@ -51,6 +66,9 @@ Lease = Annotated[float, _seconds(1.0, MAXIMUM_SECONDS)]
 Deadline = Annotated[float, _seconds(0.1, MAXIMUM_DEADLINE_S)]
 Growth = Annotated[int, Field(ge=0, le=1 << 50)]
 PauseBudget = Annotated[float, _seconds(2.0, 60_000.0)]
+Milliseconds = Annotated[float, _seconds(0.0, 1000 * MAXIMUM_SECONDS)]
+Rank = Annotated[int, Field(ge=0, le=MAXIMUM_RANK)]
+Fields = TypeVar("Fields", bound=BaseModel)
 
 
 class ChangeFields(BaseModel):
@@ -121,21 +139,117 @@ class LeaseFields(ChangeFields):
     )
 
 
+class WindowFields(BaseModel):
+    """POST /gc/windows"""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Owner | None = Field(None, description="what is measured, for people")
+    window_id: OperationId | None = Field(
+        None, description="your own id: sent again, it is not opened again"
+    )
+    max_pause_ms: Milliseconds = Field(
+        DEFAULT_MAX_PAUSE_MS, description="the longest pause of one process in a clean window"
+    )
+    max_stall_ms: Milliseconds | None = Field(
+        None, description="the longest that one lockstep group may be held up in all"
+    )
+    max_growth_bytes: Growth | None = Field(
+        None, description="the most that one process may grow by"
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """What a clean window stays within."""
+        return Limits(self.max_pause_ms, self.max_stall_ms, self.max_growth_bytes)
+
+
+class ClosingFields(BaseModel):
+    """POST /gc/windows/{id}/close"""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PauseFilter(BaseModel):
+    """GET /gc/pauses"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    since: datetime | None = Field(
+        None, description="only pauses that ended after this moment (RFC 3339)"
+    )
+    min_duration_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0, description="only pauses at least this long"
+    )
+    role: Literal[ROLES] | None = Field(None, description="only processes with this role")  # type: ignore[valid-type]
+    dp_rank: Rank | None = Field(None, description="only processes of this data-parallel rank")
+    rank: Rank | None = Field(None, description="only processes of this rank")
+    gc_generation: Annotated[int, Field(ge=0, le=2)] | None = Field(
+        None, description="2: full collections"
+    )
+    trigger: Literal[TRIGGERS] | None = Field(None, description="what caused it")  # type: ignore[valid-type]
+    limit: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        1000, description="how many of the newest"
+    )
+
+    @field_validator("since", mode="before")
+    @classmethod
+    def _mend_plus(cls, value: Any) -> Any:
+        # In a query a `+` that nobody wrote as %2B means a blank.
+        return re.sub(r"(?<=\d) (?=\d\d:\d\d$)", "+", value) if isinstance(value, str) else value
+
+    @field_validator("since")
+    @classmethod
+    def _check_zone(cls, value: datetime | None) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            raise ValueError("needs a time zone: 2026-12-01T09:00:00Z")
+        return value
+
+    def wants_process(self, who: Identity) -> bool:
+        """Whether it asks for pauses of this process."""
+        return (
+            (self.role is None or self.role in who.roles)
+            and self.dp_rank in (None, who.dp_rank)
+            and self.rank in (None, who.rank)
+        )
+
+    def wants(self, pause: SeenPause, since_s: float) -> bool:
+        """Whether it asks for this pause; `since_s` is `since` on the clock of the pauses."""
+        return (
+            pause.end_s > since_s
+            and pause.duration_s >= self.min_duration_s
+            and self.gc_generation in (None, pause.gc_generation)
+            and self.trigger in (None, pause.trigger)
+            and self.wants_process(pause.who)
+        )
+
+
 async def read_change(request: Request, fields: type[ChangeFields], kind: str) -> Change:
     """The Change that `request` asks for. Raises Problem."""
+    parsed = await read_fields(request, fields)
+    if isinstance(parsed, PolicyFields):
+        kind = {"off": "restore"}.get(parsed.mode, parsed.mode)
+    return parsed.to_change(kind)
+
+
+async def read_fields(request: Request, fields: type[Fields]) -> Fields:
+    """The fields of a request, from its body or from its query. Raises Problem."""
     query = _query(request)
     query.pop(FORMAT_FIELD, None)
     body = await _body(request)
     if body is ABSENT:
-        parsed = _validated(fields, query, from_query=True)
-    elif query:
+        return _validated(fields, query, from_query=True)
+    if query:
         name = next(iter(query))
         raise Problem("fields_twice", f"there is a body, and {name!r} is a query parameter")
-    else:
-        parsed = _validated(fields, body, from_query=False)
-    if isinstance(parsed, PolicyFields):
-        kind = {"off": "restore"}.get(parsed.mode, parsed.mode)
-    return parsed.to_change(kind)
+    return _validated(fields, body, from_query=False)
+
+
+def read_filter(request: Request, fields: type[Fields]) -> Fields:
+    """The parameters of a route that only reads. Raises Problem."""
+    query = _query(request)
+    query.pop(FORMAT_FIELD, None)
+    return _validated(fields, query, from_query=True)
 
 
 def read_format(request: Request, others: bool = False) -> str:
@@ -200,7 +314,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _validated(fields: type[ChangeFields], values: Any, from_query: bool) -> ChangeFields:
+def _validated(fields: type[Fields], values: Any, from_query: bool) -> Fields:
     if not isinstance(values, dict):
         raise Problem("invalid_field", "the body must be a JSON object")
     try:
@@ -211,7 +325,7 @@ def _validated(fields: type[ChangeFields], values: Any, from_query: bool) -> Cha
         raise _field_problem(fields, error) from None
 
 
-def _field_problem(fields: type[ChangeFields], error: ValidationError) -> Problem:
+def _field_problem(fields: type[BaseModel], error: ValidationError) -> Problem:
     errors = [
         {
             "field": ".".join(str(part) for part in each["loc"])[:100],

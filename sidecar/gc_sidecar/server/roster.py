@@ -101,10 +101,11 @@ def take_roll(
     for candidate in sorted(candidates, key=lambda c: c.order):
         for key in candidate.report.identity.keys:
             best[key] = candidate
-    living = [c for c in candidates if c.is_live]
-    expected: set[Key] = set()
-    for candidate in living or candidates:
-        expected |= candidate.report.places
+    witnesses = [c.report for c in candidates if c.is_live] or [c.report for c in candidates]
+    expected = {key for report in witnesses for key in report.identity.keys}
+    # Hundreds of processes tell the same of their engine: once is enough.
+    for topology, api_dp_rank in {(r.topology, r.api_dp_rank) for r in witnesses}:
+        expected |= topology.keys(api_dp_rank)
     unreadable = {page.key: page for page in snapshot.unreadable}
     rows: list[Row] = []
     shown: set[str] = set()

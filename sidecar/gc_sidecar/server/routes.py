@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import platform
 import shlex
+import uuid
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -27,10 +29,21 @@ from gc_sidecar.server.operations import Operation
 from gc_sidecar.server.problems import PROBLEM_MEDIA_TYPE, Problem, problem_response, to_json
 from gc_sidecar.server.roster import Roster
 from gc_sidecar.server.tally import Tally
-from gc_sidecar.server.views import change_view, obstacle_view, operation_view, status_view
+from gc_sidecar.server.views import (
+    change_view,
+    obstacle_view,
+    operation_view,
+    pauses_view,
+    status_view,
+    window_view,
+)
+from gc_sidecar.server.windows import Window, Windows
 from gc_sidecar_agent import __version__ as agent_version
 from gc_sidecar_agent.commands.output import show_change
+from gc_sidecar_agent.commands.pauses import show as show_pauses
 from gc_sidecar_agent.commands.status import show as show_status
+from gc_sidecar_agent.commands.window import show as show_window
+from gc_sidecar_agent.commands.window import show_all as show_windows
 
 RETRY_AFTER_S = "1"
 PROBLEM_CONTENT = {"content": {PROBLEM_MEDIA_TYPE: {"schema": {"type": "object"}}}}
@@ -71,10 +84,14 @@ ACTIONS = (
         "Renew the lease of the policy in force",
     ),
 )  # fmt: skip
-READS = ("/gc", "/gc/operations/{id}", "/healthz", "/readyz", "/metrics", "/version", "/")
+READS = (
+    "/gc", "/gc/operations/{id}", "/gc/pauses", "/gc/windows", "/gc/windows/{id}",
+    "/healthz", "/readyz", "/metrics", "/version", "/",
+)  # fmt: skip
+OPENING, CLOSING = "/gc/windows", "/gc/windows/{id}/close"
 
 
-def control_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
+def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> APIRouter:
     """Every route."""
     router = APIRouter(redirect_slashes=False)
     for action in ACTIONS:
@@ -120,17 +137,20 @@ def control_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
                 "version": __version__,
                 "routes": [
                     *(f"{action.method} {action.path}" for action in ACTIONS),
+                    *(f"POST {path}" for path in (OPENING, CLOSING)),
                     *(f"GET {path}" for path in READS),
                 ],
                 "openapi": "/openapi.json",
             }
         )
 
-    router.include_router(open_router(coordinator, tally))
+    _add_pauses(router, coordinator)
+    _add_windows(router, windows)
+    router.include_router(open_router(coordinator, windows, tally))
     return router
 
 
-def open_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
+def open_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> APIRouter:
     """The routes for kubelet and Prometheus."""
     router = APIRouter(redirect_slashes=False)
 
@@ -149,10 +169,69 @@ def open_router(coordinator: Coordinator, tally: Tally) -> APIRouter:
     @router.get("/metrics", summary="Metrics for Prometheus")
     async def get_metrics(request: Request) -> Response:
         await coordinator.watch.look()
-        body, content_type = render(coordinator.knowledge, tally, request.headers.get("accept"))
+        accept = request.headers.get("accept")
+        body, content_type = render(coordinator.knowledge, windows.open_count, tally, accept)
         return Response(body, headers={"Content-Type": content_type})
 
     return router
+
+
+def _add_pauses(router: APIRouter, coordinator: Coordinator) -> None:
+    @router.get(
+        "/gc/pauses",
+        summary="Recent pauses, newest first",
+        openapi_extra={"parameters": _query_parameters(requests.PauseFilter)},
+    )
+    async def get_pauses(request: Request) -> Response:
+        style = requests.read_format(request, others=True)
+        wanted = requests.read_filter(request, requests.PauseFilter)
+        await coordinator.watch.look()
+        view = pauses_view(coordinator.knowledge.sight.log, wanted)
+        return _answer(view, show_pauses(view) if style == "table" else None)
+
+
+def _add_windows(router: APIRouter, windows: Windows) -> None:
+    @router.post(
+        OPENING,
+        status_code=201,
+        summary="Open a measured window",
+        openapi_extra=_describe_fields(requests.WindowFields),
+        responses={409: PROBLEM_CONTENT, 422: PROBLEM_CONTENT},
+    )
+    async def post_window(request: Request) -> Response:
+        style = requests.read_format(request, others=True)
+        fields = await requests.read_fields(request, requests.WindowFields)
+        window_id = fields.window_id or f"window-{uuid.uuid4().hex[:12]}"
+        window, is_new = await windows.open(window_id, fields.name, fields.limits)
+        return await answer_window(window, style, 201 if is_new else 200)
+
+    @router.post(
+        CLOSING.replace("{id}", "{window_id}"),
+        summary="Close a window and judge it",
+        openapi_extra=_describe_fields(requests.ClosingFields),
+        responses={404: PROBLEM_CONTENT},
+    )
+    async def close_window(request: Request, window_id: str) -> Response:
+        style = requests.read_format(request, others=True)
+        await requests.read_fields(request, requests.ClosingFields)
+        return await answer_window(await windows.close(window_id), style)
+
+    @router.get("/gc/windows/{window_id}", summary="A window, judged as if it were closed now")
+    async def get_window(request: Request, window_id: str) -> Response:
+        style = requests.read_format(request)
+        return await answer_window(windows.get(window_id), style)
+
+    @router.get("/gc/windows", summary="All windows, newest first")
+    async def get_windows(request: Request) -> Response:
+        style = requests.read_format(request)
+        view = {"windows": [window_view(window, window.verdict) for window in windows.all()]}
+        return _answer(view, show_windows(view) if style == "table" else None)
+
+    async def answer_window(window: Window, style: str, status: int = 200) -> Response:
+        path = f"/gc/windows/{quote(window.id, safe='')}"
+        view = {"window": window_view(window, await windows.judge_now(window))}
+        headers = {"Location": path} if status == 201 else {}
+        return _answer(view, show_window(view) if style == "table" else None, status, headers)
 
 
 async def _readiness(coordinator: Coordinator) -> Response:
@@ -225,34 +304,38 @@ _PROBLEM_STATUSES = (400, 401, 403, 409, 413, 415, 422, 500, 502, 503, 504)
 
 
 @functools.lru_cache
-def _describe_fields(fields: type[requests.ChangeFields]) -> dict[str, Any]:
+def _describe_fields(fields: type[BaseModel]) -> dict[str, Any]:
     """The OpenAPI of a route's fields, which may come in either way."""
-    schema = fields.model_json_schema()
-    required = set(schema.get("required", ()))
     return {
         "requestBody": {
             "required": False,
-            "content": {"application/json": {"schema": schema}},
+            "content": {"application/json": {"schema": fields.model_json_schema()}},
         },
-        "parameters": [
-            *(
-                {
-                    "name": name,
-                    "in": "query",
-                    "required": False,
-                    "schema": shape,
-                    "description": "required" if name in required else "",
-                }
-                for name, shape in schema["properties"].items()
-            ),
+        "parameters": _query_parameters(fields),
+    }
+
+
+def _query_parameters(fields: type[BaseModel]) -> list[dict[str, Any]]:
+    schema = fields.model_json_schema()
+    required = set(schema.get("required", ()))
+    return [
+        *(
             {
-                "name": "format",
+                "name": name,
                 "in": "query",
                 "required": False,
-                "schema": {"type": "string", "enum": list(requests.FORMATS)},
-            },
-        ],
-    }
+                "schema": shape,
+                "description": "required" if name in required else "",
+            }
+            for name, shape in schema["properties"].items()
+        ),
+        {
+            "name": "format",
+            "in": "query",
+            "required": False,
+            "schema": {"type": "string", "enum": list(requests.FORMATS)},
+        },
+    ]
 
 
 def _operation_answer(

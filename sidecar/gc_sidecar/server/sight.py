@@ -11,13 +11,18 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gc_sidecar.server.obstacle import Obstacle
+from gc_sidecar.server.pauses import Arrival, PauseLog
 from gc_sidecar.server.reports import Key, Report, ReportError, parse_report
-from gc_sidecar_agent.page import PageError, list_pages, read_page
+from gc_sidecar_agent.page import PageError, clock_offset_ns, list_pages, read_page
 
 MAXIMUM_PAGES = 4096
+# All processes of one machine share the monotonic clock, so a jump of the wall clock moves no pause; one whose
+# clocks lie further apart than this runs elsewhere, or in a time namespace of its own.
+SAME_CLOCK_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Snapshot:
 
     taken_at: float = 0.0
     pages: tuple[PageReading, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
     unreadable: tuple[UnreadablePage, ...] = ()
     directory: Obstacle | None = None
 
@@ -63,6 +69,12 @@ class _Memory:
     collecting_seen: float
     generation: int
     generation_heartbeat: int | None
+    # How far its records have been read, and whether its monotonic clock is known to be ours.
+    told: tuple[int, int] = (0, 0)
+    has_our_clock: bool = False
+    # What was read last, for what has not changed since.
+    description: dict[str, Any] | None = None
+    report: Report | None = None
 
 
 class Sight:
@@ -71,6 +83,7 @@ class Sight:
     def __init__(self, run_dir: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.run_dir = run_dir
         self.snapshot = Snapshot()
+        self.log = PauseLog(clock)
         self._clock = clock
         self._memories: dict[str, _Memory] = {}
         self._reading: asyncio.Task[Snapshot] | None = None
@@ -89,8 +102,16 @@ class Sight:
             await asyncio.wait({self._reading})
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(asyncio.to_thread(self.read))
-        self.snapshot = await asyncio.shield(self._reading)
+            # Once for each reading, whoever waits for it or has left: its records come only once.
+            self._reading.add_done_callback(self._absorb)
+        await asyncio.shield(self._reading)
         return self.snapshot
+
+    def _absorb(self, reading: asyncio.Task[Snapshot]) -> None:
+        if not reading.cancelled() and reading.exception() is None:
+            # Together: whoever holds counters against records finds both as of the same reading.
+            self.snapshot = reading.result()
+            self.log.absorb(self.snapshot.arrivals)
 
     def read(self) -> Snapshot:
         """Read every page once."""
@@ -102,29 +123,56 @@ class Sight:
             self._memories = {}
             return Snapshot(now, directory=_directory_obstacle(self.run_dir, error))
         pages: list[PageReading] = []
+        arrivals: list[Arrival] = []
         unreadable: list[UnreadablePage] = []
         memories: dict[str, _Memory] = {}
         for name in names:
             try:
-                reading, memories[name] = self._read_one(name, now)
+                reading, arrival, memories[name] = self._read_one(name, now)
                 pages.append(reading)
+                arrivals.append(arrival)
             except FileNotFoundError:
                 continue  # removed since the directory was listed
             except (PageError, ReportError, OSError) as error:
                 code, detail = _page_fault(error)
                 unreadable.append(UnreadablePage(name, _key_of(name), code, detail))
         self._memories = memories
-        return Snapshot(now, tuple(pages), tuple(unreadable), _space_obstacle(self.run_dir))
+        return Snapshot(
+            now,
+            tuple(pages),
+            tuple(arrivals),
+            tuple(unreadable),
+            _space_obstacle(self.run_dir),
+        )
 
-    def _read_one(self, name: str, now: float) -> tuple[PageReading, _Memory]:
+    def _read_one(self, name: str, now: float) -> tuple[PageReading, Arrival, _Memory]:
         assert self.run_dir is not None
-        content = read_page(self.run_dir, name)
-        report = parse_report(content.description, content.numbers, content.collecting_since_ns)
+        known = self._memories.get(name)
+        content = read_page(self.run_dir, name, after=known.told if known else (0, 0))
+        if known and known.report and content.description is known.description:
+            # Most of the time only numbers have changed, and those a page has been checked for.
+            report = replace(
+                known.report,
+                numbers=content.numbers,
+                collecting_since=content.collecting_since_ns,
+            )
+        else:
+            report = parse_report(content.description, content.numbers, content.collecting_since_ns)
         heartbeat = report.numbers.get("heartbeat")
         generation = report.state.generation
-        known = self._memories.get(name)
         if known is None:
             known = _Memory(heartbeat, now, report.collecting_since, now, generation, None)
+        offset_ns, our_offset_ns = report.numbers.get("clock_offset_ns"), clock_offset_ns()
+        differs_ns = 0 if offset_ns is None else offset_ns - our_offset_ns
+        has_our_clock = known.has_our_clock or abs(differs_ns) < SAME_CLOCK_NS
+        arrival = Arrival(
+            report.identity,
+            0 if has_our_clock else differs_ns,
+            report.numbers.get("full_ring_next") or 1,
+            report.numbers.get("young_ring_next") or 1,
+            content.full_pauses,
+            content.young_pauses,
+        )
         memory = _Memory(
             heartbeat=heartbeat,
             heartbeat_since=known.heartbeat_since if heartbeat == known.heartbeat else now,
@@ -136,6 +184,10 @@ class Sight:
             generation_heartbeat=(
                 known.generation_heartbeat if generation == known.generation else heartbeat
             ),
+            told=(arrival.full_next - 1, arrival.young_next - 1),
+            has_our_clock=has_our_clock,
+            description=content.description,
+            report=report,
         )
         reading = PageReading(
             name=name,
@@ -148,7 +200,7 @@ class Sight:
             ),
             settled=heartbeat != memory.generation_heartbeat,
         )
-        return reading, memory
+        return reading, arrival, memory
 
 
 def _key_of(name: str) -> Key | None:

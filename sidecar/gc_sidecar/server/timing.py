@@ -38,3 +38,7 @@ class Timing:
     # An engine of which no page is seen is asked for its version this often: the only way to see a restart.
     contact_poll_s: float = 10.0
     idle_poll_s: float = 0.25
+    # How long the closing of a window waits for each page to tell the last moments.
+    window_close_s: float = 2.0
+    # How long its opening and closing wait for the engine's own latency metrics, which are an extra.
+    engine_metrics_s: float = 1.0

@@ -5,7 +5,10 @@ Times are RFC 3339 in UTC; a value that is not known is null, never 0.
 
 from __future__ import annotations
 
+import math
 import shlex
+import time
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
 
@@ -14,8 +17,11 @@ from gc_sidecar.server.desired import Desired
 from gc_sidecar.server.logs import rfc3339
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.operations import Line, Operation
-from gc_sidecar.server.reports import Report
+from gc_sidecar.server.pauses import PauseLog, SeenPause
+from gc_sidecar.server.reports import LAST_TIME, Identity, Report
+from gc_sidecar.server.requests import PauseFilter
 from gc_sidecar.server.roster import Roster, Row
+from gc_sidecar.server.windows import ProcessVerdict, Verdict, Window
 
 NANO = 1e-9
 MEMORY_FIELDS = (
@@ -159,6 +165,121 @@ def line_view(line: Line) -> dict[str, Any]:
     }
 
 
+def pauses_view(log: PauseLog, wanted: PauseFilter) -> dict[str, Any]:
+    """GET /gc/pauses"""
+    since_s = -math.inf if wanted.since is None else own_time(wanted.since.timestamp())
+    found = log.newest_first(lambda pause: wanted.wants(pause, since_s))
+    return {
+        "pauses": [pause_view(pause) for pause in found[: wanted.limit]],
+        "lost": log.lost_among(wanted.wants_process),
+        "matching": len(found),
+        "complete_since": own_time_view(log.complete_since_s),
+    }
+
+
+def pause_view(pause: SeenPause) -> dict[str, Any]:
+    """One collection."""
+    return {
+        "started_at": own_time_view(pause.start_s),
+        "duration_s": round(pause.duration_s, 9),
+        **_process_view(pause.who),
+        "gc_generation": pause.gc_generation,
+        "trigger": pause.trigger,
+        "collected_objects": pause.collected_objects,
+    }
+
+
+def _process_view(who: Identity) -> dict[str, Any]:
+    return {
+        "role": who.roles[0],
+        "roles": list(who.roles),
+        "dp_rank": who.dp_rank,
+        "rank": who.rank,
+        "pid": who.pid,
+    }
+
+
+def window_view(window: Window, verdict: Verdict | None) -> dict[str, Any]:
+    """A window; of one that is open `verdict` is as if it were closed now, or None where nobody asked."""
+    closed_s = window.closed_s
+    return {
+        "id": window.id,
+        "name": window.name,
+        "state": window.state,
+        "opened_at": time_view(window.opened_at),
+        # Its length is by the clock that nobody sets, and so is its end.
+        "closed_at": (
+            None if closed_s is None else time_view(window.opened_at + closed_s - window.opened_s)
+        ),
+        "duration_s": round(window.duration_s(), 6),
+        "limits": asdict(window.limits),
+        "verdict": None if verdict is None else verdict_view(verdict, window.duration_s()),
+    }
+
+
+def verdict_view(verdict: Verdict, duration_s: float) -> dict[str, Any]:
+    """What is told of a window."""
+    return {
+        "clean": verdict.is_clean,
+        "reasons": [{"code": reason.code, "detail": reason.detail} for reason in verdict.reasons],
+        "longest_pause": None if verdict.longest is None else pause_view(verdict.longest),
+        "stalls": [
+            {
+                "dp_rank": dp_rank,
+                "stall_s": round(stall_s, 9),
+                "share": round(stall_s / duration_s, 9) if duration_s > 0 else 0.0,
+            }
+            for dp_rank, stall_s in sorted(verdict.stalls.items())
+        ],
+        "policy": {
+            "at_opening": verdict.policy_at_opening.mode,
+            "at_closing": verdict.policy_at_closing.mode,
+        },
+        "operations": [
+            {
+                "id": operation.id,
+                "kind": operation.change.kind,
+                "state": operation.state,
+                "owner": operation.change.owner,
+                "requested_at": time_view(operation.requested_at),
+            }
+            for operation in verdict.changes
+        ],
+        "latency": {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in asdict(verdict.latency).items()
+        },
+        "lost_records": verdict.lost,
+        "processes": [_process_verdict_view(process) for process in verdict.processes],
+        "pauses": [pause_view(pause) for pause in reversed(verdict.pauses)],
+        "pauses_not_listed": verdict.unlisted,
+        "not_seen": "the GC of the client that measures: meter it there",
+    }
+
+
+def _process_verdict_view(process: ProcessVerdict) -> dict[str, Any]:
+    return {
+        **_process_view(process.identity),
+        "host": process.identity.host,
+        "read_to_the_end": process.is_read_to_the_end,
+        "pauses": {
+            f"gen{generation}": {
+                "count": each.count,
+                "total_s": round(each.total_s, 9),
+                # Of a process that told no single one of them, none is known to be the longest.
+                "max_s": None
+                if each.lost and each.lost == each.count
+                else round(each.longest_s, 9),
+                "lost_records": each.lost,
+                "lost_s": round(each.lost_s, 9),
+            }
+            for generation, each in enumerate(process.generations)
+        },
+        "growth_bytes": process.growth_bytes,
+        "device_growth_bytes": process.device_growth_bytes,
+    }
+
+
 def change_view(operation: Operation, base_url: str) -> dict[str, Any]:
     """The answer to a change: the operation, and where a policy is on now, its lease."""
     answer: dict[str, Any] = {"operation": operation_view(operation)}
@@ -174,6 +295,16 @@ def change_view(operation: Operation, base_url: str) -> dict[str, Any]:
     return answer
 
 
+def own_time(seconds: float) -> float:
+    """A date on our monotonic clock, by the wall clock as it is now."""
+    return seconds - time.time() + time.monotonic()
+
+
+def own_time_view(own_s: float) -> str | None:
+    """A moment of our monotonic clock as a date."""
+    return time_view(own_s - time.monotonic() + time.time())
+
+
 def time_view(seconds: float | None) -> str | None:
-    """A date, or null."""
-    return None if seconds is None else rfc3339(seconds)
+    """A date, or null; also where a page tells a time that none can be."""
+    return rfc3339(seconds) if seconds is not None and 0 <= seconds <= LAST_TIME else None

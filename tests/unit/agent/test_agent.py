@@ -25,6 +25,7 @@ from gc_sidecar_agent import agent as agent_module
 from gc_sidecar_agent.agent import RUN_DIR_VARIABLE, Agent, Topology, this_process
 from gc_sidecar_agent.board import BOARD_NAME, Board, Lease, write_board
 from gc_sidecar_agent.command import OPERATION_ID, PROTOCOL_VERSION, Command
+from gc_sidecar_agent.memory import CgroupMemory
 from gc_sidecar_agent.page import (
     PAGE_BYTES,
     PageContent,
@@ -117,7 +118,7 @@ class Engine(Child):
     def page(self) -> PageContent:
         """The page of the process, the only one in its run directory."""
         (name,) = list_pages(self.run_dir)
-        return read_page(self.run_dir, name, rings=True)
+        return read_page(self.run_dir, name, after=(0, 0))
 
     def page_or_none(self) -> PageContent | None:
         try:
@@ -222,6 +223,40 @@ def test_its_heartbeat_beats_and_its_collections_are_published(tmp_path: Path) -
         assert abs(began - time.time()) < 30
 
 
+CGROUP_READ_BY: list[str] = []
+
+
+def stand_in_cgroup(limit: int | None, current: int | None) -> Callable[[], CgroupMemory]:
+    """In the child: tells this of the cgroup, and notes which thread asked."""
+
+    def read() -> CgroupMemory:
+        CGROUP_READ_BY.append(threading.current_thread().name)
+        return CgroupMemory(limit, current)
+
+    return read
+
+
+def test_the_cgroups_memory_is_published_and_read_on_the_agents_thread_alone(
+    tmp_path: Path,
+) -> None:
+    def memory() -> tuple[int | None, int | None]:
+        now = engine.page().numbers
+        return now["memory_limit_bytes"], now["memory_current_bytes"]
+
+    with Engine(tmp_path) as engine:
+        wait_until(lambda: engine.page().numbers["heartbeat"] not in (None, 0, 1, 2))
+        real = engine.ask("agent_module.read_cgroup_memory()")
+        assert (memory()[1] is None) == (real[1] is None)
+        engine.ask("setattr(agent_module, 'read_cgroup_memory', stand_in_cgroup(50, 40))")
+        wait_until(lambda: memory() == (50, 40))
+        assert engine.rpc("freeze")["report"]["numbers"]["memory_current_bytes"] == 40
+        engine.ask("main:[gc.collect() for _ in range(20)] and None")
+        assert set(engine.ask("CGROUP_READ_BY")) == {"gc-sidecar-agent"}
+        # No limit is not a limit of nothing.
+        engine.ask("setattr(agent_module, 'read_cgroup_memory', stand_in_cgroup(None, 30))")
+        wait_until(lambda: memory() == (None, 30))
+
+
 def test_a_second_role_is_added_to_the_same_page(tmp_path: Path) -> None:
     with Engine(tmp_path, "worker") as engine:
         first = engine.page()
@@ -286,7 +321,7 @@ def test_a_process_whose_page_is_damaged_survives_and_has_a_new_one(
 
             def renewed(old: PageContent = old) -> PageContent | None:
                 names = [name for name in list_pages(str(tmp_path)) if name != old.name]
-                return read_page(str(tmp_path), names[0], rings=True) if names else None
+                return read_page(str(tmp_path), names[0], after=(0, 0)) if names else None
 
             new = wait_until(renewed)
             # Whoever sees it first sees all of it: no counter begins at 0 again.

@@ -20,9 +20,10 @@ from gc_sidecar_agent.collection import (
     collect_here,
 )
 from gc_sidecar_agent.meter import PauseMeter
-from gc_sidecar_agent.page import NUMBER_INDEX, decode_ring
+from gc_sidecar_agent.page import NUMBER_INDEX
 from tests.unit.agent.garbage import Cycle, plant_cycle, plant_old_cycle
 from tests.unit.agent.own_process import in_own_process
+from tests.unit.agent.rings import full_pauses
 from tests.unit.agent.waiting import wait_until
 
 
@@ -72,7 +73,7 @@ class SittingInAFinalizer:
 
 
 def triggers(meter: PauseMeter) -> list[str]:
-    return [pause.trigger for pause in decode_ring(meter.full_ring.tobytes())[0]]
+    return [pause.trigger for pause in full_pauses(meter)]
 
 
 # --- on the asking thread ---

@@ -21,7 +21,7 @@ import pytest
 
 from gc_sidecar_agent import meter as meter_module
 from gc_sidecar_agent.collection import collect_here
-from gc_sidecar_agent.meter import PauseMeter
+from gc_sidecar_agent.meter import PauseMeter, Ring
 from gc_sidecar_agent.page import (
     BUCKET_COUNT,
     BUCKETS_NS,
@@ -29,9 +29,7 @@ from gc_sidecar_agent.page import (
     NONE,
     NUMBER_INDEX,
     RING_RECORDS,
-    Pause,
     create_page,
-    decode_ring,
     list_pages,
     page_name,
     read_page,
@@ -45,6 +43,7 @@ from tests.unit.agent.own_process import (
     in_own_process,
     say,
 )
+from tests.unit.agent.rings import full_pauses, young_pauses
 from tests.unit.agent.waiting import wait_until
 
 
@@ -75,14 +74,11 @@ class HandFed:
 @pytest.fixture
 def hand_fed(monkeypatch: pytest.MonkeyPatch) -> HandFed:
     # Every collection here is fed by hand; whether it looks automatic is not what these tests are about.
-    monkeypatch.setattr(meter_module, "_is_automatic", lambda: True)
+    monkeypatch.setattr(meter_module, "get_count", lambda: (701, 0, 11))
+    monkeypatch.setattr(
+        meter_module, "_is_automatic", lambda first, third: (first, third) == (701, 11)
+    )
     return HandFed(monkeypatch)
-
-
-def pauses(ring: memoryview) -> tuple[Pause, ...]:
-    found, torn = decode_ring(ring.tobytes())
-    assert torn == 0
-    return found
 
 
 # --- counting ---
@@ -150,7 +146,7 @@ def test_a_pause_is_as_long_as_the_clock_says_round_the_whole_collection() -> No
     began_ns = time.monotonic_ns()
     gc.collect()
     took_ns = time.monotonic_ns() - began_ns
-    (pause,) = pauses(meter.full_ring)
+    (pause,) = full_pauses(meter)
     assert began_ns <= pause.start_ns <= pause.start_ns + pause.duration_ns <= began_ns + took_ns
     assert pause.duration_ns > 0.8 * took_ns, (pause.duration_ns, took_ns, len(keep))
 
@@ -211,7 +207,7 @@ def test_10000_pauses_are_all_counted_and_the_last_1024_recorded_in_order(
     assert hand_fed.number("gen2_count") == hand_fed.number("full_starts") == 10_000
     assert hand_fed.number("gen2_collected_objects") == sum(range(1, 10_001))
     assert hand_fed.number("full_ring_next") == 10_001
-    kept = pauses(hand_fed.meter.full_ring)
+    kept = full_pauses(hand_fed.meter)
     expected = list(range(10_001 - RING_RECORDS, 10_001))
     assert [pause.sequence for pause in kept] == expected
     assert [pause.collected_objects for pause in kept] == expected
@@ -223,18 +219,18 @@ def test_10000_pauses_are_all_counted_and_the_last_1024_recorded_in_order(
 def test_a_ring_holds_what_came_until_it_is_full(hand_fed: HandFed, count: int) -> None:
     for number in range(count):
         hand_fed.collection(number % 2, 5)
-    sequences = [pause.sequence for pause in pauses(hand_fed.meter.young_ring)]
+    sequences = [pause.sequence for pause in young_pauses(hand_fed.meter)]
     assert sequences == list(range(1, count + 1))[-RING_RECORDS:]
-    assert pauses(hand_fed.meter.full_ring) == ()
+    assert full_pauses(hand_fed.meter) == ()
 
 
 def test_young_collections_do_not_push_a_full_one_out(hand_fed: HandFed) -> None:
     hand_fed.collection(2, 7_000, collected=11)
     for _ in range(3 * RING_RECORDS):
         hand_fed.collection(0, 5)
-    (full,) = pauses(hand_fed.meter.full_ring)
+    (full,) = full_pauses(hand_fed.meter)
     assert (full.gc_generation, full.duration_ns, full.collected_objects) == (2, 7_000, 11)
-    assert {pause.gc_generation for pause in pauses(hand_fed.meter.young_ring)} == {0}
+    assert {pause.gc_generation for pause in young_pauses(hand_fed.meter)} == {0}
 
 
 # --- what caused it ---
@@ -246,7 +242,7 @@ def test_cpythons_own_full_collections_are_labelled_auto() -> None:
     meter.attach()
     collect_automatically(5)
     meter.detach()
-    full = pauses(meter.full_ring)
+    full = full_pauses(meter)
     assert [pause.trigger for pause in full] == ["auto"] * 5
     assert sum(meter.words[NUMBER_INDEX[f"auto_bucket{i}"]] for i in range(BUCKET_COUNT)) == 5
 
@@ -257,7 +253,7 @@ def test_a_stray_collection_is_labelled_explicit() -> None:
     meter.attach()
     for _ in range(20):
         gc.collect()
-    assert [pause.trigger for pause in pauses(meter.full_ring)] == ["explicit"] * 20
+    assert [pause.trigger for pause in full_pauses(meter)] == ["explicit"] * 20
     assert meter.requested_collections == 0
 
 
@@ -277,7 +273,7 @@ def test_a_stray_collection_is_explicit_although_one_of_the_counts_looks_automat
             gc.collect(1)
     meter.attach()
     gc.collect()
-    assert [pause.trigger for pause in pauses(meter.full_ring)] == ["explicit"]
+    assert [pause.trigger for pause in full_pauses(meter)] == ["explicit"]
 
 
 @in_own_process
@@ -290,7 +286,7 @@ def test_a_collection_with_gc_disabled_is_explicit_however_far_the_counts_have_r
     gc.disable()
     keep = [[] for _ in range(1000)]
     gc.collect()
-    assert [pause.trigger for pause in pauses(meter.full_ring)] == ["explicit"], len(keep)
+    assert [pause.trigger for pause in full_pauses(meter)] == ["explicit"], len(keep)
 
 
 @pytest.mark.parametrize("trigger", ["entry", "maintain", "restore"])
@@ -299,7 +295,7 @@ def test_a_collection_of_ours_is_labelled_with_what_it_was_for(trigger: str) -> 
     meter = PauseMeter()
     collection = collect_here(meter, trigger, time.monotonic())
     gc.collect()
-    first, second = pauses(meter.full_ring)
+    first, second = full_pauses(meter)
     assert (first.trigger, second.trigger) == (trigger, "explicit")
     assert collection.pause_s == first.duration_ns / 1e9
 
@@ -312,7 +308,7 @@ def test_a_full_collection_on_another_thread_is_not_taken_for_the_requested_one(
         stranger = threading.Thread(target=gc.collect)
         stranger.start()
         stranger.join()
-    assert [pause.trigger for pause in pauses(meter.full_ring)] == ["explicit"]
+    assert [pause.trigger for pause in full_pauses(meter)] == ["explicit"]
     assert meter.requested_collections == 0
 
 
@@ -376,7 +372,7 @@ def test_a_callback_that_is_attached_in_the_middle_of_a_collection_counts_from_t
     gc.collect()
     assert meter.callback in gc.callbacks
     assert meter.words[NUMBER_INDEX["gen2_count"]] == 0
-    assert pauses(meter.full_ring) == ()
+    assert full_pauses(meter) == ()
     gc.collect()
     assert meter.words[NUMBER_INDEX["gen2_count"]] == 1
     assert ignored == []
@@ -448,9 +444,7 @@ def test_nothing_is_raised_while_threads_allocate_and_collect() -> None:
     words = meter.words
     assert ignored == []
     assert words[NUMBER_INDEX["gen2_count"]] == words[NUMBER_INDEX["full_starts"]] >= 40
-    assert [pause.sequence for pause in pauses(meter.full_ring)][-1] == words[
-        NUMBER_INDEX["gen2_count"]
-    ]
+    assert [pause.sequence for pause in full_pauses(meter)][-1] == words[NUMBER_INDEX["gen2_count"]]
 
 
 def collect_between_markers(run_dir: str) -> None:
@@ -498,11 +492,12 @@ def test_the_callback_makes_no_system_call(tmp_path: Path) -> None:
 CALLBACK_NAMES = {
     # What the callback may look up: its own words, numbers, and C functions that only compute.
     *PauseMeter.__slots__,
-    *("BUCKETS_NS", "HEADER_COLLECTING_SINCE_NS", "RECORD_WORDS", "RING_RECORDS"),
+    *("BUCKETS_NS", "HEADER_COLLECTING_SINCE_NS", "RING_SLOTS"),
     *("_AUTO", "_EXPLICIT", "_AUTO_BUCKETS", "_AUTO_TOTAL_NS", "_REQUESTED_BUCKETS"),
     *("_REQUESTED_TOTAL_NS", "_GENERATION_INDEX", "_FULL_RING_NEXT", "_YOUNG_RING_NEXT"),
     *("_FULL_STARTS", "_is_automatic", "bisect_left", "get_ident", "monotonic_ns"),
-    *("gc", "get_count", "get_threshold", "isenabled"),
+    *Ring.__slots__,
+    *("get_count", "get_threshold", "isenabled"),
 }
 
 

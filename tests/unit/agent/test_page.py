@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import stat
 import struct
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,9 +26,11 @@ from typing import Any
 
 import pytest
 
+from gc_sidecar_agent.meter import PauseMeter
 from gc_sidecar_agent.page import (
     FULL_RING_OFFSET,
     HEADER_COLLECTING_SINCE_NS,
+    HEADER_NUMBER_COUNT,
     NONE,
     NUMBER_INDEX,
     NUMBER_NAMES,
@@ -44,14 +48,16 @@ from gc_sidecar_agent.page import (
     PageContent,
     PageError,
     PageWriter,
+    Pause,
     create_page,
-    decode_ring,
+    decode_records,
     encode_slot,
     list_pages,
     page_name,
     read_page,
     remove_dead_pages,
 )
+from gc_sidecar_agent.publisher import Publisher
 from tests.unit.agent.mounting import mount_for_this_process
 from tests.unit.agent.own_process import Child, hear, in_own_process, say
 from tests.unit.agent.waiting import wait_until
@@ -100,13 +106,14 @@ def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     page = new_page(tmp_path)
     values = {name: index * 1_000_003 for index, name in enumerate(NUMBER_NAMES)}
     values.update(heartbeat=-5, clock_offset_ns=(1 << 63) - 1, growth_bytes=NONE)
+    values.update(full_ring_next=8, young_ring_next=3)
     page.write_numbers(numbers(**values))
     page.header[HEADER_COLLECTING_SINCE_NS] = 12_345
     full_record = (7, 1_000, 5_000 << 8 | 2 << 4 | TRIGGERS.index("restore"), 42)
     page.write_ring(FULL_RING_OFFSET, ring_of(full_record))
     page.write_ring(YOUNG_RING_OFFSET, ring_of((1, 5, 9 << 8, 0), (2, 6, 9 << 8 | 1 << 4, 1)))
 
-    content = read_page(str(tmp_path), page.name, rings=True)
+    content = read_page(str(tmp_path), page.name, after=(6, 0))
     assert content.name == page.name
     assert content.description == DESCRIPTION
     assert content.numbers == {**values, "growth_bytes": None}
@@ -115,8 +122,7 @@ def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (full.sequence, full.start_ns, full.duration_ns) == (7, 1_000, 5_000)
     assert (full.gc_generation, full.trigger, full.collected_objects) == (2, "restore", 42)
     assert [(p.sequence, p.gc_generation) for p in content.young_pauses] == [(1, 0), (2, 1)]
-    assert content.torn_records == 0
-    assert read_page(str(tmp_path), page.name).full_pauses == ()
+    assert content.lost_records == 0
 
 
 def test_the_newest_description_is_read(tmp_path: Path) -> None:
@@ -262,7 +268,16 @@ def lose_the_newest_description(page: Path) -> None:
             file.write(b"\x00" * 8)
 
 
-@pytest.mark.parametrize("damage", [cut_and_grow, fill_with_noise, lose_the_newest_description])
+def change_the_header(page: Path) -> None:
+    with page.open("r+b") as file:
+        file.seek(HEADER_NUMBER_COUNT * 8)
+        file.write(b"\x00" * 8)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut_and_grow, fill_with_noise, lose_the_newest_description, change_the_header],
+)
 def test_a_page_that_somebody_wrote_into_is_known_to_its_writer(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -389,7 +404,7 @@ def test_what_is_no_page_is_an_error_at_once(tmp_path: Path, make: Callable[[Pat
     make(tmp_path / NAME)
     began = time.monotonic()
     with pytest.raises((PageError, OSError)):
-        read_page(str(tmp_path), NAME, rings=True)
+        read_page(str(tmp_path), NAME, after=(0, 0))
     assert time.monotonic() - began < 1
 
 
@@ -457,6 +472,193 @@ def test_a_missing_run_directory_is_an_oserror_for_readers(tmp_path: Path) -> No
         read_page(str(tmp_path / "missing"), NAME)
 
 
+# --- agents of other versions ---
+
+
+def say_how_many_numbers(page: PageWriter, count: int) -> None:
+    os.pwrite(page.fd, struct.pack("<q", count), HEADER_NUMBER_COUNT * 8)
+
+
+def test_numbers_that_an_older_agent_does_not_have_are_not_known(tmp_path: Path) -> None:
+    page = new_page(tmp_path)
+    page.write_numbers(numbers(**dict.fromkeys(NUMBER_NAMES, 7)))
+    say_how_many_numbers(page, len(NUMBER_NAMES) - 2)
+    read = read_page(str(tmp_path), page.name).numbers
+    assert tuple(read) == NUMBER_NAMES
+    assert list(read.values()) == [7] * (len(NUMBER_NAMES) - 2) + [None, None]
+
+
+def test_numbers_of_an_agent_from_before_the_rings_are_no_reason_to_read_these(
+    tmp_path: Path,
+) -> None:
+    page = new_page(tmp_path)
+    page.write_ring(FULL_RING_OFFSET, ring_of((1, 5, 9 << 8, 0)))
+    page.write_numbers(numbers(full_ring_next=2, young_ring_next=2))
+    say_how_many_numbers(page, NUMBER_INDEX["full_ring_next"])
+    content = read_page(str(tmp_path), page.name, after=(0, 0))
+    assert (content.full_pauses, content.lost_records) == ((), 0)
+
+
+def test_of_a_newer_agent_the_numbers_that_are_known_are_read(tmp_path: Path) -> None:
+    page = new_page(tmp_path)
+    known = numbers(**{name: index for index, name in enumerate(NUMBER_NAMES)})
+    page.write_numbers(known.tobytes() + struct.pack("<3q", -1, -2, -3))
+    say_how_many_numbers(page, len(NUMBER_NAMES) + 3)
+    read = read_page(str(tmp_path), page.name).numbers
+    assert read == {name: index for index, name in enumerate(NUMBER_NAMES)}
+
+
+@pytest.mark.parametrize(
+    "count", [0, -1, (SLOT_OFFSETS[0] - NUMBERS_OFFSET) // 8 + 1, 1 << 62, -(1 << 63)]
+)
+def test_more_numbers_than_there_is_room_for_or_none_are_damage(tmp_path: Path, count: int) -> None:
+    page = new_page(tmp_path)
+    page.write_numbers(numbers())
+    say_how_many_numbers(page, count)
+    with pytest.raises(PageError, match=f"damaged: its header says that it has {count} numbers"):
+        read_page(str(tmp_path), page.name)
+
+
+# --- only the records that came since ---
+
+
+class Readings:
+    """What the reader asked its files for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes_at: list[tuple[int, int]] = []
+        pread = os.pread
+
+        def noting(fd: int, size: int, offset: int) -> bytes:
+            self.sizes_at.append((size, offset))
+            return pread(fd, size, offset)
+
+        monkeypatch.setattr(os, "pread", noting)
+
+    def of_rings(self) -> list[tuple[int, int]]:
+        """Records and the first one's slot, for each reading since the last time."""
+        told = [
+            (size // 8 / RECORD_WORDS, (offset - FULL_RING_OFFSET) // 8 / RECORD_WORDS)
+            for size, offset in self.sizes_at
+            if offset >= FULL_RING_OFFSET
+        ]
+        self.sizes_at.clear()
+        return [(int(records), int(slot)) for records, slot in told]
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
+    return Readings(monkeypatch)
+
+
+def full_ring_up_to(page: PageWriter, newest: int, *, told: int | None = None) -> None:
+    """A page whose ring of full collections has come to `newest`, or which says that it has come to `told`."""
+    oldest = max(1, newest - RING_RECORDS + 1)
+    ring = ring_of(*((n, n, n << 8 | 2 << 4, n) for n in range(oldest, newest + 1)))
+    page.write_ring(FULL_RING_OFFSET, ring)
+    page.write_numbers(numbers(full_ring_next=(newest if told is None else told) + 1))
+
+
+@pytest.mark.parametrize(
+    ("newest", "last", "expected", "lost", "reads"),
+    [
+        (7, 0, range(1, 8), 0, [(7, 1)]),
+        (7, 4, range(5, 8), 0, [(3, 5)]),
+        (7, 6, range(7, 8), 0, [(1, 7)]),
+        (7, 7, (), 0, []),
+        (RING_RECORDS - 1, 0, range(1, RING_RECORDS), 0, [(RING_RECORDS - 1, 1)]),
+        # Round the end of the ring.
+        (RING_RECORDS, 1020, range(1021, 1025), 0, [(3, 1021), (1, 0)]),
+        (RING_RECORDS + 5, 1020, range(1021, 1030), 0, [(3, 1021), (6, 0)]),
+        (RING_RECORDS + 5, 1023, range(1024, 1030), 0, [(6, 0)]),
+        # Exactly as many as there is room for, and one more.
+        (2000, 976, range(977, 2001), 0, [(47, 977), (977, 0)]),
+        (2000, 975, range(977, 2001), 1, [(47, 977), (977, 0)]),
+        (10_000, 0, range(8977, 10_001), 8976, [(239, 785), (785, 0)]),
+        (10 * RING_RECORDS - 1, 0, range(9216, 10_240), 9215, [(RING_RECORDS, 0)]),
+    ],
+)
+def test_exactly_the_records_that_came_since_are_read(
+    tmp_path: Path,
+    readings: Readings,
+    newest: int,
+    last: int,
+    expected: range,
+    lost: int,
+    reads: list[tuple[int, int]],
+) -> None:
+    page = new_page(tmp_path)
+    full_ring_up_to(page, newest)
+    content = read_page(str(tmp_path), page.name, after=(last, 0))
+    assert [pause.sequence for pause in content.full_pauses] == list(expected)
+    assert content.full_pauses == tuple(Pause(n, n, n, 2, "auto", n) for n in expected)
+    assert content.lost_full_records == content.lost_records == lost
+    assert content.young_pauses == ()
+    assert readings.of_rings() == reads
+
+
+def test_the_two_rings_are_followed_apart(tmp_path: Path) -> None:
+    page = new_page(tmp_path)
+    page.write_ring(FULL_RING_OFFSET, ring_of((1, 5, 9 << 8 | 2 << 4, 0)))
+    page.write_ring(YOUNG_RING_OFFSET, ring_of(*((n, 6, 9 << 8, 0) for n in range(1, 10))))
+    page.write_numbers(numbers(full_ring_next=3, young_ring_next=11))
+    content = read_page(str(tmp_path), page.name, after=(0, 7))
+    assert [pause.sequence for pause in content.full_pauses] == [1]
+    assert [pause.sequence for pause in content.young_pauses] == [8, 9]
+    assert (content.lost_full_records, content.lost_young_records) == (1, 1)
+    assert content.lost_records == 2
+
+
+def test_without_being_asked_for_records_no_ring_is_read(
+    tmp_path: Path, readings: Readings
+) -> None:
+    page = new_page(tmp_path)
+    full_ring_up_to(page, 5)
+    content = read_page(str(tmp_path), page.name)
+    assert (content.full_pauses, content.young_pauses, content.lost_records) == ((), (), 0)
+    assert readings.of_rings() == []
+
+
+@pytest.mark.parametrize("following", [NONE, -(1 << 63) + 1, -1, 0, 1, 4, 5])
+def test_a_page_that_has_come_no_further_or_back_has_nothing_new(
+    tmp_path: Path, readings: Readings, following: int
+) -> None:
+    page = new_page(tmp_path)
+    page.write_ring(FULL_RING_OFFSET, ring_of(*((n, n, n << 8, n) for n in range(1, 6))))
+    page.write_numbers(numbers(full_ring_next=following))
+    content = read_page(str(tmp_path), page.name, after=(4, 0))
+    assert (content.full_pauses, content.lost_records) == ((), 0)
+    assert readings.of_rings() == []
+
+
+@pytest.mark.parametrize("told", [1 << 62, (1 << 63) - 2])
+def test_a_page_that_boasts_costs_no_more_than_one_ring(
+    tmp_path: Path, readings: Readings, told: int
+) -> None:
+    page = new_page(tmp_path)
+    full_ring_up_to(page, 3000, told=told)
+    content = read_page(str(tmp_path), page.name, after=(2999, 0))
+    assert (content.full_pauses, content.lost_records) == ((), told - 2999)
+    assert sum(records for records, _ in readings.of_rings()) == RING_RECORDS
+
+
+def test_a_page_that_is_truncated_before_its_ring_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = new_page(tmp_path)
+    full_ring_up_to(page, 1000)
+    pread = os.pread
+
+    def truncating(fd: int, size: int, offset: int) -> bytes:
+        if offset >= FULL_RING_OFFSET:
+            os.truncate(page.path, FULL_RING_OFFSET + 100)
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", truncating)
+    with pytest.raises(PageError, match="truncated while it was read"):
+        read_page(str(tmp_path), page.name, after=(0, 0))
+
+
 # --- damage in the middle ---
 
 
@@ -507,49 +709,59 @@ def test_a_record_that_changed_half_way_is_left_out_and_counted(tmp_path: Path, 
     ring = ring_of(*good)
     ring[3 * RECORD_WORDS + word] ^= 1 << 20
     page.write_ring(FULL_RING_OFFSET, ring)
-    content = read_page(str(tmp_path), page.name, rings=True)
+    page.write_numbers(numbers(full_ring_next=6))
+    content = read_page(str(tmp_path), page.name, after=(0, 0))
     assert [pause.sequence for pause in content.full_pauses] == [1, 2, 4, 5]
-    assert content.torn_records == 1
+    assert content.lost_records == content.lost_full_records == 1
 
 
 @pytest.mark.parametrize(
-    "record",
+    "forged",
     [
         (3, 1, 5 << 8 | 3 << 4, 0),  # no such GC generation
         (3, 1, 5 << 8 | 2 << 4 | 5, 0),  # no such trigger
         (3, 1, -1, 0),
-        (-RING_RECORDS + 3, 1, 5 << 8, 0),
+        (3 - RING_RECORDS, 1, 5 << 8, 0),
+        (3 + RING_RECORDS, 1, 5 << 8, 0),
     ],
 )
 def test_a_record_that_cannot_be_is_left_out_although_its_check_fits(
-    record: tuple[int, int, int, int],
+    tmp_path: Path, forged: tuple[int, int, int, int]
 ) -> None:
-    pauses, torn = decode_ring(ring_of(record).tobytes())
-    assert (pauses, torn) == ((), 1)
+    page = new_page(tmp_path)
+    page.write_ring(YOUNG_RING_OFFSET, ring_of((2, 1, 5 << 8, 0), forged, (4, 1, 5 << 8, 0)))
+    page.write_numbers(numbers(young_ring_next=5))
+    content = read_page(str(tmp_path), page.name, after=(0, 1))
+    assert [pause.sequence for pause in content.young_pauses] == [2, 4]
+    assert content.lost_records == content.lost_young_records == 1
 
 
 def test_a_record_in_another_ones_place_is_left_out() -> None:
     ring = ring_of((3, 1, 5 << 8, 0))
-    for word in range(RECORD_WORDS):
-        ring[7 * RECORD_WORDS + word] = ring[3 * RECORD_WORDS + word]
-    pauses, torn = decode_ring(ring.tobytes())
-    assert ([pause.sequence for pause in pauses], torn) == ([3], 1)
+    records = 2 * ring[3 * RECORD_WORDS : 4 * RECORD_WORDS].tobytes()
+    assert [pause.sequence for pause in decode_records(records, first=3)] == [3]
+    assert [pause.sequence for pause in decode_records(records, first=2)] == [3]
+    assert decode_records(records, first=1) == ()
 
 
-def test_noise_is_no_ring() -> None:
+def test_noise_is_no_ring(tmp_path: Path) -> None:
+    page = new_page(tmp_path)
+    page.write_numbers(numbers(full_ring_next=5000))
     for _ in range(20):
-        pauses, torn = decode_ring(os.urandom(RING_BYTES))
-        assert (pauses, torn) == ((), RING_RECORDS)
+        page.write_ring(FULL_RING_OFFSET, memoryview(os.urandom(RING_BYTES)))
+        content = read_page(str(tmp_path), page.name, after=(4500, 0))
+        assert (content.full_pauses, content.lost_full_records) == ((), 499)
 
 
 def test_no_damage_whatever_raises_anything_but_a_page_error(tmp_path: Path) -> None:
     chance = random.Random(20)
     page = new_page(tmp_path)
     page.write_description({"n": "x" * 500})
-    page.write_numbers(numbers(heartbeat=5))
+    page.write_numbers(numbers(heartbeat=5, full_ring_next=2))
     page.write_ring(FULL_RING_OFFSET, ring_of((1, 5, 9 << 8 | 2 << 4, 0)))
     whole = Path(page.path).read_bytes()
-    heads = [0, 8, NUMBERS_OFFSET, *SLOT_OFFSETS, *(offset + 8 for offset in SLOT_OFFSETS)]
+    heads = [0, 8, 24, NUMBERS_OFFSET, *SLOT_OFFSETS, *(offset + 8 for offset in SLOT_OFFSETS)]
+    heads += [NUMBERS_OFFSET + 8 * NUMBER_INDEX[f"{ring}_ring_next"] for ring in ("full", "young")]
     edges = [
         b"\x00" * 8,
         b"\xff" * 8,
@@ -569,7 +781,7 @@ def test_no_damage_whatever_raises_anything_but_a_page_error(tmp_path: Path) -> 
         if number % 50 == 0:
             os.ftruncate(page.fd, chance.randrange(PAGE_BYTES))
         try:
-            content = read_page(run_dir, page.name, rings=number % 40 == 0)
+            content = read_page(run_dir, page.name, after=(0, 0) if number % 4 == 0 else None)
             assert isinstance(content, PageContent)
             read += 1
         except PageError:
@@ -683,9 +895,10 @@ def test_a_page_on_a_tmpfs_that_fills_up_later_is_written_as_before(tmp_path: Pa
     page.write_numbers(numbers(heartbeat=2))
     for offset in (FULL_RING_OFFSET, YOUNG_RING_OFFSET):
         page.write_ring(offset, ring_of((1, 5, 9 << 8, 0)))
+    page.write_numbers(numbers(full_ring_next=2, young_ring_next=2))
     page.write_description({"n": 1})
     page.write_description({"n": 2})
-    content = read_page(str(tmp_path), page.name, rings=True)
+    content = read_page(str(tmp_path), page.name, after=(0, 0))
     assert content.description == {"n": 2}
     assert len(content.full_pauses) == len(content.young_pauses) == 1
 
@@ -744,6 +957,8 @@ def write_numbers_and_records(run_dir: str) -> None:
     page = new_page(run_dir)
     say(page.name)
     patterns = [numbers(**dict.fromkeys(NUMBER_NAMES, value)) for value in (0x0101010101010101, -2)]
+    for number, words in enumerate(patterns, 1):
+        words[NUMBER_INDEX["full_ring_next"]] = number * RING_RECORDS
     rings = [
         ring_of(*((n, 7 * n, n << 8 | 2 << 4, n) for n in range(1, RING_RECORDS))),
         ring_of(*((RING_RECORDS + n, n, 5 << 8, 0) for n in range(1, RING_RECORDS))),
@@ -764,8 +979,9 @@ def test_no_number_is_ever_torn_and_no_record_is_ever_mixed(tmp_path: Path) -> N
         kinds: set[bool] = set()
         while time.monotonic() < end:
             for _ in range(100):
-                seen.update(read_page(str(tmp_path), name).numbers.values())
-            for pause in read_page(str(tmp_path), name, rings=True).full_pauses:
+                read = read_page(str(tmp_path), name).numbers
+                seen.update(value for key, value in read.items() if key != "full_ring_next")
+            for pause in read_page(str(tmp_path), name, after=(0, 0)).full_pauses:
                 first = pause.sequence < RING_RECORDS
                 kinds.add(first)
                 expected: Any = (
@@ -776,6 +992,155 @@ def test_no_number_is_ever_torn_and_no_record_is_ever_mixed(tmp_path: Path) -> N
                 assert (pause.start_ns, pause.duration_ns, pause.collected_objects) == expected
         assert seen == {0x0101010101010101, -2}
         assert kinds == {True, False}
+
+
+def new_publisher(run_dir: Path | str, meter: PauseMeter) -> Publisher:
+    """A publisher whose page is there, with a description that never changes."""
+    publisher = Publisher(str(run_dir), meter, lambda: None, lambda: DESCRIPTION, lambda: 1)
+    publisher.open("worker", 0, 0, 1)
+    assert publisher.name is not None
+    return publisher
+
+
+def collection(meter: PauseMeter, gc_generation: int) -> None:
+    info = {"generation": gc_generation, "collected": 0, "uncollectable": 0}
+    meter.callback("start", info)
+    meter.callback("stop", info)
+
+
+def test_a_record_that_comes_while_the_page_is_written_is_told_of_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = PauseMeter()
+    publisher = new_publisher(tmp_path, meter)
+    write_ring = PageWriter.write_ring
+
+    def collecting_meanwhile(page: PageWriter, offset: int, ring: memoryview) -> None:
+        write_ring(page, offset, ring)
+        collection(meter, 2)
+        collection(meter, 0)
+
+    def told(after: tuple[int, int]) -> tuple[list[int], list[int], int]:
+        content = read_page(str(tmp_path), publisher.name or "", after)
+        full, young = content.full_pauses, content.young_pauses
+        return [p.sequence for p in full], [p.sequence for p in young], content.lost_records
+
+    collection(meter, 2)
+    collection(meter, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(PageWriter, "write_ring", collecting_meanwhile)
+        publisher.publish()
+    assert told(after=(0, 0)) == ([1], [1], 0)
+    publisher.publish()
+    assert told(after=(1, 1)) == ([2, 3], [2, 3], 0)
+
+
+def test_counts_and_records_are_of_the_same_collections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = PauseMeter()
+    publisher = new_publisher(tmp_path, meter)
+    collection(meter, 2)
+    # Another thread is in the middle of a callback: it has counted, and has not recorded yet.
+    meter.words[NUMBER_INDEX["gen2_count"]] += 1
+    waited: list[float] = []
+
+    def go_on(wait_s: float) -> None:
+        waited.append(wait_s)
+        meter.words[NUMBER_INDEX["full_ring_next"]] += 1
+
+    monkeypatch.setattr("gc_sidecar_agent.publisher.time.sleep", go_on)
+    publisher.publish()
+    numbers = read_page(str(tmp_path), publisher.name or "").numbers
+    assert (numbers["gen2_count"], numbers["full_ring_next"]) == (2, 3)
+    assert len(waited) == 1
+
+
+@pytest.mark.parametrize("meanwhile", [0, 63, 64, 100, 2 * RING_RECORDS])
+def test_records_that_are_overwritten_while_they_are_brought_over_are_lost_and_never_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: int
+) -> None:
+    meter = PauseMeter()
+    publisher = new_publisher(tmp_path, meter)
+    for _ in range(RING_RECORDS):
+        collection(meter, 2)
+    told: list[int] = []
+
+    class Collecting(list[int]):
+        def __getitem__(self, slot: Any) -> Any:
+            start = super().__getitem__(slot)
+            if not told:
+                told.append(start)
+                for _ in range(meanwhile):
+                    collection(meter, 2)
+            return start
+
+    meter.full_ring.starts = Collecting(meter.full_ring.starts)
+    publisher.publish()
+    content = read_page(str(tmp_path), publisher.name or "", after=(0, 0))
+    # Room for 64 more; one beyond that may be half written when it is looked at.
+    lost = min(max(0, meanwhile - 63), RING_RECORDS)
+    assert told
+    assert content.lost_records == lost
+    assert [p.sequence for p in content.full_pauses] == list(range(1 + lost, RING_RECORDS + 1))
+    assert all(p.gc_generation == 2 and p.start_ns > 0 for p in content.full_pauses)
+    publisher.publish()
+    later = read_page(str(tmp_path), publisher.name or "", after=(RING_RECORDS, 0))
+    assert len(later.full_pauses) == min(meanwhile, RING_RECORDS)
+
+
+def collect_and_publish_for_ever(run_dir: str) -> None:
+    meter = PauseMeter()
+    publisher = new_publisher(run_dir, meter)
+    sys.setswitchinterval(1e-5)  # so that the two threads meet at every place
+    meter.attach()
+    gc.freeze()
+
+    def publish() -> None:
+        while True:
+            publisher.publish()
+
+    threading.Thread(target=publish, daemon=True).start()
+    say(publisher.name)
+    while True:
+        for _ in range(random.randrange(5)):
+            gc.collect(0)
+        gc.collect(2)
+        time.sleep(0)
+
+
+def newest_on_page(page: Path, offset: int) -> int:
+    ring = memoryview(page.read_bytes()[offset : offset + RING_BYTES]).cast("q")
+    return max(ring[::RECORD_WORDS])
+
+
+def test_no_record_that_the_numbers_tell_of_is_missing_while_others_come(tmp_path: Path) -> None:
+    with Child(collect_and_publish_for_ever, run_dir=tmp_path) as child:
+        name = child.hear()
+        last = [0, 0]
+        records = 0
+        readings_with_news = 0
+        end = time.monotonic() + 60
+        while readings_with_news < 1_000:
+            assert time.monotonic() < end
+            content = read_page(str(tmp_path), name, after=(last[0], last[1]))
+            for ring, (pauses, offset) in enumerate(
+                [
+                    (content.full_pauses, FULL_RING_OFFSET),
+                    (content.young_pauses, YOUNG_RING_OFFSET),
+                ]
+            ):
+                following = content.numbers[("full_ring_next", "young_ring_next")[ring]] or 0
+                there = {pause.sequence for pause in pauses}
+                missing = [n for n in range(last[ring] + 1, following) if n not in there]
+                if missing:
+                    # Overwritten meanwhile, for this reader did not run for a while. One more record than
+                    # are seen to be newer may have been half written.
+                    assert missing[-1] <= newest_on_page(tmp_path / name, offset) + 1 - RING_RECORDS
+                records += len(there)
+                readings_with_news += bool(there)
+                last[ring] = following - 1
+        assert records > 2_000
 
 
 def test_locks_are_what_this_test_thinks_they_are() -> None:

@@ -20,7 +20,7 @@ from gc_sidecar_agent.collection import Collection, CollectionError, collect_her
 from gc_sidecar_agent.collector import FREE_THREADED, GENERATIONAL, INCREMENTAL, is_heap_frozen
 from gc_sidecar_agent.command import Command, Outcome
 from gc_sidecar_agent.meter import PauseMeter
-from gc_sidecar_agent.page import NUMBER_INDEX, decode_ring
+from gc_sidecar_agent.page import NUMBER_INDEX
 from gc_sidecar_agent.policy import HELD_OFF, OFF, REMEMBERED_OUTCOMES, Policy
 from tests.unit.agent.garbage import (
     Cycle,
@@ -32,6 +32,7 @@ from tests.unit.agent.garbage import (
     plant_old_cycle,
 )
 from tests.unit.agent.own_process import in_own_process
+from tests.unit.agent.rings import full_pauses
 from tests.unit.agent.waiting import wait_until
 
 
@@ -67,7 +68,7 @@ class Subject:
         return self.meter.words[NUMBER_INDEX[name]]
 
     def triggers(self) -> list[str]:
-        return [pause.trigger for pause in decode_ring(self.meter.full_ring.tobytes())[0]]
+        return [pause.trigger for pause in full_pauses(self.meter)]
 
 
 class Clock:

@@ -62,6 +62,16 @@ class Sidecar:
             await asyncio.sleep(0.02)
         pytest.fail(f"never came true; the last status was {status}")
 
+    async def until_recorded(self, count: int) -> None:
+        """Wait until so many pauses have been read, or are known to be lost."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            answer = (await self.client.get("/gc/pauses?limit=1")).json()
+            if answer["matching"] + answer["lost"] >= count:
+                return
+            await asyncio.sleep(0.02)
+        pytest.fail(f"only {answer['matching']} pauses came, and {answer['lost']} were lost")
+
     async def until_seen(self, transport: str, processes: int) -> dict[str, Any]:
         """Wait until the engine is seen and reached."""
         return await self.until(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import bisect
 import functools
 import json
 import os
@@ -25,7 +26,19 @@ from typing import Any
 
 from gc_sidecar_agent.board import BoardError, read_board
 from gc_sidecar_agent.command import METHOD, Command, Outcome, parse_command
-from gc_sidecar_agent.page import NONE, NUMBER_NAMES, create_page, page_name
+from gc_sidecar_agent.page import (
+    BUCKETS_NS,
+    FULL_RING_OFFSET,
+    NONE,
+    NUMBER_NAMES,
+    RECORD_WORDS,
+    RING_RECORDS,
+    TRIGGERS,
+    YOUNG_RING_OFFSET,
+    PageWriter,
+    create_page,
+    page_name,
+)
 from gc_sidecar_agent.policy import HELD_OFF
 
 POLL_S = 0.01
@@ -73,6 +86,20 @@ class StandInEngine:
         """How one process behaves from now on: `worker-0-1` is the worker with dp rank 0 and rank 1."""
         self._post({"process": name, "behaviour": behaviour})
 
+    def collect(
+        self,
+        name: str,
+        duration_s: float = 0.001,
+        gc_generation: int = 2,
+        trigger: str = "auto",
+        collected_objects: int = 0,
+        start_s: float = 0.0,
+        times: int = 1,
+    ) -> None:
+        """Let a process record a collection, or several that follow each other, beginning `start_s` from now."""
+        collection = [gc_generation, trigger, start_s, duration_s, collected_objects, times]
+        self.set_process(name, collect=collection)
+
     def restart(self, name: str = "") -> None:
         """End one process, or all of them, and start anew under another token."""
         self._post({"restart": name})
@@ -80,6 +107,10 @@ class StandInEngine:
     def calls(self) -> list[dict[str, Any]]:
         """The commands that came over HTTP, and questions for `__dir__`, in their order."""
         return list(self._get()["calls"])
+
+    def requests(self) -> list[str]:
+        """Every request that came over HTTP, as `GET /metrics`."""
+        return list(self._get()["requests"])
 
     def changes(self) -> list[dict[str, Any]]:
         """The calls that were no look round; whether one of those came first depends on the machine's load."""
@@ -115,7 +146,9 @@ class Process:
         self.engine = engine
         # fail, refuse: {"code", "detail", "kinds"}; deaf: ignores all; deaf_to_rpc, deaf_to_board;
         # still: no heartbeat; slow_s: collects for so long; page_error: has none; starting; thresholds;
-        # dead; leave: a reason; silent: acts, but does not reply; lie: replies, but its page does not show it
+        # dead; leave: a reason; silent: acts, but does not reply; lie: replies, but its page does not show it;
+        # numbers: some of the page's, as they shall be; clock_ahead_ns: of its monotonic clock. At once: collect
+        # (see record), damage: sequences of full records, new_page: under another name
         self.behaviour: dict[str, Any] = dict(engine.at_birth.get(self.name, {}))
         self.lock = threading.RLock()
         self.born()
@@ -135,11 +168,66 @@ class Process:
         self.lease_sequence = 0
         self.heartbeat = 0
         self.collecting_since_ns = 0
+        self.counted: dict[str, int] = {"full_ring_next": 1, "young_ring_next": 1}
+        self.rings = {
+            offset: array.array("q", bytes(8 * RECORD_WORDS * RING_RECORDS))
+            for offset in (FULL_RING_OFFSET, YOUNG_RING_OFFSET)
+        }
         self.page: Any = None
+        self.make_page()
+
+    def make_page(self) -> None:
+        self.has_news = True
         run_dir = self.engine.run_dir
         if run_dir and not self.behaviour.get("page_error"):
             name = page_name(self.roles[0], self.dp_rank, self.rank, time.time_ns())
-            self.page = create_page(run_dir, name)
+            create_page(run_dir, name, self.fill)
+
+    def fill(self, page: PageWriter) -> None:
+        self.page = page
+        self.publish()
+
+    def record(
+        self,
+        gc_generation: int,
+        trigger: str,
+        start_s: float,
+        duration_s: float,
+        collected_objects: int,
+        times: int,
+    ) -> None:
+        duration_ns = int(duration_s * 1e9)
+        start_ns = time.monotonic_ns() + int(start_s * 1e9)
+        start_ns += self.behaviour.get("clock_ahead_ns", 0)
+        self.has_news = True
+        is_full = gc_generation == 2
+        ring = self.rings[FULL_RING_OFFSET if is_full else YOUNG_RING_OFFSET]
+        following = f"{'full' if is_full else 'young'}_ring_next"
+        length = duration_ns << 8 | gc_generation << 4 | TRIGGERS.index(trigger)
+        for _ in range(times):
+            sequence = self.counted[following]
+            check = sequence ^ start_ns ^ length ^ collected_objects
+            slot = sequence % RING_RECORDS * RECORD_WORDS
+            ring[slot : slot + RECORD_WORDS] = array.array(
+                "q", [sequence, start_ns, length, collected_objects, check]
+            )
+            self.counted[following] += 1
+            start_ns += duration_ns
+        self.count(f"gen{gc_generation}_count", times)
+        self.count(f"gen{gc_generation}_total_ns", times * duration_ns)
+        self.count(f"gen{gc_generation}_collected_objects", times * collected_objects)
+        if is_full:
+            kind = "auto" if trigger == "auto" else "requested"
+            self.count(f"{kind}_bucket{bisect.bisect_left(BUCKETS_NS, duration_ns)}", times)
+            self.count(f"{kind}_total_ns", times * duration_ns)
+
+    def count(self, name: str, number: int) -> None:
+        self.counted[name] = self.counted.get(name, 0) + number
+
+    def damage(self, sequences: list[int]) -> None:
+        self.has_news = True
+        for sequence in sequences:
+            self.rings[FULL_RING_OFFSET][sequence % RING_RECORDS * RECORD_WORDS + 1] ^= 1 << 20
 
     def die(self) -> None:
         if self.page is not None:
@@ -249,6 +337,10 @@ class Process:
             return
         report = self.report()
         self.page.write_description(report["description"])
+        if self.has_news:
+            for offset, ring in self.rings.items():
+                self.page.write_ring(offset, memoryview(ring))
+            self.has_news = False
         words = [report["numbers"][name] for name in NUMBER_NAMES]
         packed = array.array("q", [NONE if word is None else word for word in words])
         self.page.write_numbers(memoryview(packed))
@@ -274,7 +366,13 @@ class Process:
             auto_bucket9=2, auto_total_ns=800_000_000, requested_bucket0=1,
             requested_total_ns=100_000, anonymous_bytes=1 << 20, growth_bytes=None,
             device_allocated_bytes=None, freezes=1,
+            clock_offset_ns=(
+                time.time_ns() - time.monotonic_ns() - self.behaviour.get("clock_ahead_ns", 0)
+            ),
         )  # fmt: skip
+        for name, number in self.counted.items():
+            numbers[name] = (numbers[name] or 0) + number
+        numbers.update(self.behaviour.get("numbers", {}))
         engine = self.engine
         return {
             "description": {
@@ -329,13 +427,15 @@ class Engine:
         self.external = config.get("external", False)
         # rpc: plugin, dev or none; token: where the plugin's secret lies; answer: how a call is answered;
         # running and waiting: vLLM's metrics; names: what `__dir__` tells; hang: seconds before an
-        # answer; away: hangs up at once, as an engine that is being restarted does
+        # answer; away: hangs up at once, as an engine that is being restarted does; metrics: further text of
+        # /metrics; metrics_hang_s
         self.behaviour: dict[str, Any] = {
             "rpc": "plugin", "answer": "ok", "running": 0, "waiting": 0, "version_status": 200,
             "names": [METHOD, "execute_method"], "token_file": config.get("token_file"),
             **config.get("behaviour", {}),
         }  # fmt: skip
         self.calls: list[dict[str, Any]] = []
+        self.requests: list[str] = []
         self.at_birth = config.get("processes", {})
         one_process = config.get("one_process", False)
         self.processes: list[Process] = []
@@ -412,6 +512,13 @@ class Engine:
                     process.die()
                 if order["behaviour"].get("leave"):
                     process.leave(order["behaviour"]["leave"])
+                if order["behaviour"].get("collect"):
+                    process.record(*order["behaviour"]["collect"])
+                if order["behaviour"].get("damage"):
+                    process.damage(order["behaviour"]["damage"])
+                if order["behaviour"].get("new_page"):
+                    process.page.discard()
+                    process.make_page()
         else:
             for process in self.processes:
                 if order["restart"] in ("", process.name):
@@ -432,6 +539,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         behaviour = self.engine.behaviour
+        self.note_request()
         if behaviour.get("away") and self.path != "/stand_in":
             self.connection.close()
         elif self.path == "/stand_in":
@@ -439,7 +547,8 @@ class Handler(BaseHTTPRequestHandler):
                 p.name: {"mode": p.mode, "generation": p.generation, "ran": p.ran, "token": p.token}
                 for p in self.engine.processes
             }
-            self.answer(200, {"calls": self.engine.calls, "processes": processes})
+            told = {"calls": self.engine.calls, "requests": self.engine.requests}
+            self.answer(200, {**told, "processes": processes})
         elif self.path == "/version":
             self.answer(behaviour["version_status"], {"version": self.engine.version})
         elif self.path == "/gc_sidecar/command" and behaviour["rpc"] == "plugin":
@@ -450,11 +559,17 @@ class Handler(BaseHTTPRequestHandler):
                 f'vllm:num_requests_running{{engine="0",model_name="a b"}} {behaviour["running"]}\n'
                 f'vllm:num_requests_waiting{{engine="0",model_name="a b"}} {behaviour["waiting"]}\n'
             )
-            self.answer(200, text)
+            time.sleep(behaviour.get("metrics_hang_s", 0))
+            self.answer(200, text + behaviour.get("metrics", ""))
         else:
             self.answer(404, {"detail": "Not Found"})
 
+    def note_request(self) -> None:
+        if self.path != "/stand_in":
+            self.engine.requests.append(f"{self.command} {self.path}")
+
     def do_POST(self) -> None:
+        self.note_request()
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
         behaviour = self.engine.behaviour
         if self.path == "/stand_in":

@@ -305,6 +305,65 @@ async def test_reading_routes_refuse_parameters_that_they_do_not_know(
     assert_problem(await sidecar.client.get("/gc?format=csv"), 422, "invalid_field")
 
 
+BAD_FILTERS = [
+    ("since=yesterday", "invalid_field"),
+    ("since=", "invalid_field"),
+    ("since=2026-12-01T09:00:00", "invalid_field"),
+    ("since=2026-12-01", "invalid_field"),
+    ("since=2026-13-01T09:00:00Z", "invalid_field"),
+    ("since=1e400", "invalid_field"),
+    ("since=nan", "invalid_field"),
+    ("min_duration_s=-1", "invalid_field"),
+    ("min_duration_s=nan", "invalid_field"),
+    ("min_duration_s=inf", "invalid_field"),
+    ("min_duration_s=1e999", "invalid_field"),
+    ("min_duration_s=long", "invalid_field"),
+    ("role=driver", "invalid_field"),
+    ("role=", "invalid_field"),
+    ("dp_rank=-1", "invalid_field"),
+    ("rank=1.5", "invalid_field"),
+    (f"rank=1{'0' * 5000}", "invalid_field"),
+    ("gc_generation=3", "invalid_field"),
+    ("gc_generation=gen2", "invalid_field"),
+    ("trigger=running", "invalid_field"),
+    ("limit=0", "invalid_field"),
+    ("limit=10001", "invalid_field"),
+    ("limit=5&limit=6", "invalid_field"),
+    ("format=csv", "invalid_field"),
+    ("generation=2", "unknown_field"),
+    ("role=worker&pid=5", "unknown_field"),
+]
+
+
+@pytest.mark.parametrize(("query", "code"), BAD_FILTERS, ids=lambda value: str(value)[:40])
+async def test_a_filter_that_makes_no_sense_is_named(
+    start_sidecar: StartSidecar, query: str, code: str
+) -> None:
+    sidecar = await start_sidecar()
+    problem = assert_problem(await sidecar.client.get(f"/gc/pauses?{query}"), 422, code)
+    name = query.partition("&")[2].partition("=")[0] or query.partition("=")[0]
+    assert name in problem["detail"]
+
+
+async def test_a_time_without_a_zone_is_told_what_it_needs(start_sidecar: StartSidecar) -> None:
+    sidecar = await start_sidecar()
+    answer = await sidecar.client.get("/gc/pauses?since=2026-12-01T09:00:00")
+    problem = assert_problem(answer, 422, "invalid_field")
+    assert problem["detail"] == "since: needs a time zone: 2026-12-01T09:00:00Z"
+
+
+async def test_reading_routes_take_no_other_method(start_sidecar: StartSidecar) -> None:
+    sidecar = await start_sidecar()
+    problem = assert_problem(
+        await sidecar.client.post("/gc/pauses?role=worker"), 405, "method_not_allowed"
+    )
+    assert problem["remedy"] == "curl 'http://localhost:9470/gc/pauses?role=worker'"
+    problem = assert_problem(
+        await sidecar.client.get("/gc/windows/w/close"), 405, "method_not_allowed"
+    )
+    assert problem["remedy"] == "curl -X POST http://localhost:9470/gc/windows/w/close"
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -343,6 +402,16 @@ async def test_the_index_version_and_openapi_are_there(seen: Sidecar) -> None:
     schema = freeze["requestBody"]["content"]["application/json"]["schema"]
     assert schema["additionalProperties"] is False
     assert "interval_s" in {parameter["name"] for parameter in freeze["parameters"]}
+    window = openapi["paths"]["/gc/windows"]["post"]
+    schema = window["requestBody"]["content"]["application/json"]["schema"]
+    assert "max_pause_ms" in schema["properties"]
+    pauses = openapi["paths"]["/gc/pauses"]["get"]
+    assert {"since", "min_duration_s", "role", "trigger", "format"} <= {
+        parameter["name"] for parameter in pauses["parameters"]
+    }
+    assert {"GET /gc/pauses", "POST /gc/windows", "POST /gc/windows/{id}/close"} <= set(
+        index["routes"]
+    )
 
 
 async def test_a_mistake_of_ours_is_a_problem_too(

@@ -91,7 +91,9 @@ async def test_a_process_that_ended_is_gone_and_its_successor_takes_its_place(
     gone = await until_state(sidecar, "worker-0-1", "gone")
     assert gone["collecting_for_s"] is None, "it died in a collection"
     metrics = (await sidecar.open_client.get("/metrics")).text
-    assert 'gc_sidecar_in_progress_seconds{dp_rank="0",rank="1",role="worker"} 0.0' in metrics
+    assert 'dp_rank="0",rank="0",role="worker"' in metrics
+    assert 'dp_rank="0",rank="1",role="worker"' not in metrics, "gone, it has no series any more"
+    assert 'gc_sidecar_processes{state="gone"} 1.0' in metrics
     assert gone["reason"].startswith("process_gone")
     assert (await sidecar.status())["coverage"] == {"acknowledged": 3, "expected": 4}
     engine.set_process("worker-0-1", starting=True, collecting_since_ns=0)

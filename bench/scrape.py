@@ -1,0 +1,178 @@
+"""What a scrape costs with 8, 64 and 256 pages, and the sidecar between scrapes: memory and processor time.
+
+The pages are real, the processes behind them stand-ins: one program writes all of them ten times a second, as
+agents do, with ten young collections a second in each.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from gc_sidecar_agent.page import (
+    NUMBER_INDEX,
+    NUMBER_NAMES,
+    RECORD_WORDS,
+    RING_BYTES,
+    RING_RECORDS,
+    YOUNG_RING_OFFSET,
+    PageWriter,
+    create_page,
+    page_name,
+)
+from tests.embedded.engine import run_directory
+from tests.sidecar_process import SidecarProcess
+
+PAGES = (8, 64, 256)
+SCRAPES = 30
+IDLE_S = 20.0
+PUBLISH_S = 0.1
+LIMIT_64_MS = 100.0
+LIMIT_64_RSS_BYTES = 90e6
+LIMIT_64_IDLE_SHARE = 0.01
+# Four times the pages: linear is four times the time, and no more than this.
+LIMIT_GROWTH = 6.0
+
+
+class StandInProcess:
+    """A page that is kept as an agent keeps it, for a process that is not there."""
+
+    def __init__(self, run_dir: str, role: str, rank: int, workers: int) -> None:
+        self._words = array.array("q", [0] * len(NUMBER_NAMES))
+        self._ring = array.array("q", bytes(RING_BYTES))
+        for name in ("full_ring_next", "young_ring_next"):
+            self._words[NUMBER_INDEX[name]] = 1
+        self._description = {
+            "identity": {
+                "roles": [role], "dp_rank": 0, "rank": rank, "pid": 1000 + rank,
+                "host": "stand-in", "token": f"{role}{rank}", "started_at": time.time(),
+                "python": "3.12.1", "collector": "generational", "engine": "stand-in",
+                "agent": "0.1.0", "page_error": None, "agent_error": None,
+            },
+            "topology": {"dp_ranks": [0], "workers": workers, "api_servers": 0},
+            "state": {"ready": True, "mode": "off", "generation": 0},
+        }  # fmt: skip
+        name = page_name(role, 0, rank, int(time.time()))
+        self._page = create_page(run_dir, name, self._fill)
+
+    def _fill(self, page: PageWriter) -> None:
+        page.write_description(self._description)
+        page.write_numbers(memoryview(self._words))
+
+    def publish(self) -> None:
+        """One young collection more, and a heartbeat."""
+        words = self._words
+        sequence = words[NUMBER_INDEX["young_ring_next"]]
+        start, length, objects = time.monotonic_ns(), 100_000 << 8, 0
+        slot = sequence % RING_RECORDS * RECORD_WORDS
+        self._ring[slot : slot + RECORD_WORDS] = array.array(
+            "q", (sequence, start, length, objects, sequence ^ start ^ length ^ objects)
+        )
+        words[NUMBER_INDEX["young_ring_next"]] = sequence + 1
+        words[NUMBER_INDEX["gen0_count"]] += 1
+        words[NUMBER_INDEX["heartbeat"]] += 1
+        words[NUMBER_INDEX["clock_offset_ns"]] = time.time_ns() - time.monotonic_ns()
+        self._page.write_ring(YOUNG_RING_OFFSET, memoryview(self._ring))
+        self._page.write_numbers(memoryview(self._words))
+
+
+def write_pages(run_dir: str, count: int) -> None:
+    """Keep `count` pages until this program is ended."""
+    workers = count - 1
+    processes = [StandInProcess(run_dir, "engine_core", 0, workers)]
+    processes += [StandInProcess(run_dir, "worker", rank, workers) for rank in range(workers)]
+    print("ready", flush=True)
+    while True:
+        for process in processes:
+            process.publish()
+        time.sleep(PUBLISH_S)
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Its resident memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def measure(pages: int, directory: Path) -> dict[str, float]:
+    """Medians for so many pages."""
+    with run_directory() as run_dir:
+        command = [sys.executable, __file__, "--pages", str(pages), str(run_dir)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            try:
+                assert writer.stdout is not None
+                assert writer.stdout.readline() == "ready\n"
+                with SidecarProcess(run_dir=run_dir, log_path=directory / "sidecar.log") as sidecar:
+                    sidecar.wait_for_coverage(pages)
+                    times, samples = [], 0
+                    for _ in range(SCRAPES):
+                        started = time.perf_counter()
+                        with urllib.request.urlopen(f"{sidecar.url}/metrics") as answer:
+                            body = answer.read()
+                        times.append((time.perf_counter() - started) * 1000)
+                        samples = sum(not line.startswith(b"#") for line in body.splitlines())
+                    began_s, began = processor_s(sidecar.pid), time.monotonic()
+                    time.sleep(IDLE_S)
+                    idle = (processor_s(sidecar.pid) - began_s) / (time.monotonic() - began)
+                    return {
+                        "pages": pages,
+                        "scrape_ms": statistics.median(times),
+                        "longest_scrape_ms": max(times),
+                        "series": samples,
+                        "resident_bytes": resident_bytes(sidecar.pid),
+                        "idle_share": idle,
+                    }
+            finally:
+                writer.kill()
+
+
+def main() -> int:
+    """Print the table and whether the limits are kept."""
+    if sys.argv[1:2] == ["--pages"]:
+        write_pages(sys.argv[3], int(sys.argv[2]))
+    rows = []
+    for pages in PAGES:
+        with tempfile.TemporaryDirectory() as directory:
+            rows.append(measure(pages, Path(directory)))
+    if "--json" in sys.argv:
+        print(json.dumps(rows))
+    print(f"{'pages':>5}{'series':>8}{'scrape':>11}{'longest':>11}{'RSS':>10}{'idle':>9}")
+    for row in rows:
+        print(
+            f"{row['pages']:5.0f}{row['series']:8.0f}{row['scrape_ms']:8.1f} ms"
+            f"{row['longest_scrape_ms']:8.1f} ms{row['resident_bytes'] / 1e6:7.1f} MB"
+            f"{100 * row['idle_share']:7.2f} %"
+        )
+    at_64, at_256 = rows[1], rows[2]
+    verdicts = (
+        ("64 pages: a scrape of at most 100 ms", at_64["scrape_ms"] <= LIMIT_64_MS),
+        (
+            "256 pages: at most 6 times as long as 64",
+            at_256["scrape_ms"] <= LIMIT_GROWTH * at_64["scrape_ms"],
+        ),
+        ("64 pages: RSS of at most 90 MB", at_64["resident_bytes"] <= LIMIT_64_RSS_BYTES),
+        ("64 pages: idle below 1 % of a core", at_64["idle_share"] < LIMIT_64_IDLE_SHARE),
+    )
+    for text, kept in verdicts:
+        print(f"{'kept' if kept else 'NOT KEPT':8} {text}")
+    return 0 if all(kept for _, kept in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

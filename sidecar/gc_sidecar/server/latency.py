@@ -1,0 +1,142 @@
+"""How long an engine's steps were held up by anything at all, by vLLM's own latency histogram.
+
+Between two readings of vLLM's metrics: tokens that took several times as long as the typical one, and by how much.
+Buckets are coarse, so what comes of it is an estimate and is called one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+INTER_TOKEN_METRIC = "vllm:inter_token_latency_seconds"
+STEPS_METRIC = "vllm:iteration_tokens_total"
+# A token is late when it took this many times as long as the typical one.
+LATE_FACTOR = 3.0
+# With fewer tokens nothing can be said.
+LEAST_TOKENS = 50
+
+
+@dataclass(frozen=True)
+class EngineLatency:
+    """What one engine (data-parallel rank) has counted so far. `buckets` are upper bound and cumulative count."""
+
+    buckets: tuple[tuple[float, float], ...]
+    steps: float
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The upper bounds of its buckets."""
+        return tuple(bound for bound, _ in self.buckets)
+
+    @property
+    def is_histogram(self) -> bool:
+        """Whether one can reckon with it."""
+        return (
+            bool(self.buckets)
+            and self.bounds[0] > 0
+            and math.isinf(self.bounds[-1])
+            and all(math.isfinite(count) for _, count in self.buckets)
+        )
+
+
+Latencies = Mapping[int, EngineLatency]
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """How long tokens were late, in seconds of the engine's time, and the typical time of one token."""
+
+    stalled_s: float
+    typical_s: float
+    tokens: int
+
+
+def read_latencies(exposition: str) -> Latencies:
+    """The engines in vLLM's exposition, by data-parallel rank; empty where it has no such metrics.
+
+    Raises ValueError where it is no exposition.
+    """
+    buckets: dict[int, dict[float, float]] = {}
+    steps: dict[int, float] = {}
+    # Only their lines: the rest may be megabytes, and the parser is thorough.
+    ours = "\n".join(
+        line
+        for line in exposition.splitlines()
+        if line.startswith((INTER_TOKEN_METRIC, STEPS_METRIC))
+    )
+    for family in text_string_to_metric_families(ours + "\n"):
+        for sample in family.samples:
+            engine = sample.labels.get("engine", "0")
+            if not engine.isdecimal():
+                continue
+            rank = int(engine)
+            if sample.name == f"{INTER_TOKEN_METRIC}_bucket":
+                bound = float(sample.labels.get("le", "nan"))
+                counts = buckets.setdefault(rank, {})
+                counts[bound] = counts.get(bound, 0.0) + sample.value
+            elif sample.name == f"{STEPS_METRIC}_count":
+                steps[rank] = steps.get(rank, 0.0) + sample.value
+    found = {
+        rank: EngineLatency(tuple(sorted(counts.items())), steps.get(rank, 0.0))
+        for rank, counts in buckets.items()
+    }
+    return {rank: latency for rank, latency in found.items() if latency.is_histogram}
+
+
+def stalled_between(before: Latencies, after: Latencies) -> dict[int, Stalled]:
+    """How long each engine was held up between two readings; without those of which it cannot be said."""
+    found = {}
+    for rank, later in after.items():
+        earlier = before.get(rank)
+        if earlier is None or earlier.bounds != later.bounds:
+            continue
+        stalled = _stalled(earlier, later)
+        if stalled is not None:
+            found[rank] = stalled
+    return found
+
+
+def _stalled(before: EngineLatency, after: EngineLatency) -> Stalled | None:
+    cumulative = [
+        (bound, count - earlier)
+        for (bound, count), (_, earlier) in zip(after.buckets, before.buckets, strict=True)
+    ]
+    tokens = cumulative[-1][1]
+    slices = list(_slices(cumulative))
+    if tokens < LEAST_TOKENS or any(count < 0 for _, _, count in slices):
+        return None  # too few, or another engine that began at 0 again
+    typical_s = _median(slices, tokens)
+    late = [(low, high, n) for low, high, n in slices if low >= LATE_FACTOR * typical_s]
+    late_s = sum(n * (_middle(low, high) - typical_s) for low, high, n in late)
+    # All requests of a step wait together: what counts once for the engine counts once for each of them.
+    steps = after.steps - before.steps
+    together = max(1.0, tokens / steps) if steps > 0 else 1.0
+    if not math.isfinite(late_s + typical_s):
+        return None
+    return Stalled(late_s / together, typical_s, round(tokens))
+
+
+def _slices(cumulative: Iterable[tuple[float, float]]) -> Iterable[tuple[float, float, float]]:
+    low, below = 0.0, 0.0
+    for high, count in cumulative:
+        yield low, high, count - below
+        low, below = high, count
+
+
+def _median(slices: Iterable[tuple[float, float, float]], tokens: float) -> float:
+    below = 0.0
+    for low, high, count in slices:
+        if below + count >= tokens / 2 and count > 0:
+            if math.isinf(high):
+                return low
+            return low + (high - low) * (tokens / 2 - below) / count
+        below += count
+    return 0.0
+
+
+def _middle(low: float, high: float) -> float:
+    return low if math.isinf(high) else math.sqrt(low * high)

@@ -1,0 +1,197 @@
+"""Every collection that pages have told of, on the sidecar's own clock, and how long lockstep groups stood still.
+
+Records come once, when a page is read; nothing here reads anything. What is kept is bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gc_sidecar.server.reports import Identity
+from gc_sidecar_agent.page import Pause
+
+# How many pauses are kept, full collections and young ones each.
+KEPT = 20_000
+# How far two clocks of one machine may be read apart.
+FUTURE_S = 1.0
+# How many processes are remembered that may be no more.
+REMEMBERED = 8192
+# How many separate intervals of a union can still grow together with one that comes late.
+OPEN_INTERVALS = 4096
+# An API server that stands still holds up its own clients, but no step of the engine.
+LOCKSTEP_ROLES = frozenset({"engine_core", "worker"})
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What one reading of a page told of new. `shift_ns` brings its process's monotonic clock to ours, and the two
+    `next` are the sequences that the next records will have."""
+
+    identity: Identity
+    shift_ns: int
+    full_next: int
+    young_next: int
+    full: tuple[Pause, ...]
+    young: tuple[Pause, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPause:
+    """One collection. `start_s` is on our monotonic clock."""
+
+    who: Identity
+    start_s: float
+    duration_s: float
+    gc_generation: int
+    trigger: str
+    collected_objects: int
+
+    @property
+    def end_s(self) -> float:
+        """When it ended, on our monotonic clock."""
+        return self.start_s + self.duration_s
+
+    @property
+    def is_in_lockstep(self) -> bool:
+        """Whether the steps of a lockstep group waited for it."""
+        return not LOCKSTEP_ROLES.isdisjoint(self.who.roles)
+
+
+class IntervalUnion:
+    """The time that intervals cover together, which may overlap and come in any order."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+
+    def copy(self) -> IntervalUnion:
+        """Another one that covers the same."""
+        other = IntervalUnion()
+        other.total_s = self.total_s
+        other._starts, other._ends = self._starts[:], self._ends[:]
+        return other
+
+    def add(self, start_s: float, end_s: float) -> None:
+        """Cover one interval more; an empty one changes nothing."""
+        if end_s <= start_s:
+            return
+        first = bisect_left(self._ends, start_s)
+        last = bisect_right(self._starts, end_s)
+        if first < last:
+            start_s = min(start_s, self._starts[first])
+            end_s = max(end_s, self._ends[last - 1])
+        covered = sum(
+            end - start
+            for start, end in zip(self._starts[first:last], self._ends[first:last], strict=True)
+        )
+        # Never less than before, by however little: a counter that falls looks like a restart.
+        self.total_s += max(0.0, end_s - start_s - covered)
+        self._starts[first:last] = [start_s]
+        self._ends[first:last] = [end_s]
+        if len(self._starts) > OPEN_INTERVALS:
+            del self._starts[: OPEN_INTERVALS // 2]
+            del self._ends[: OPEN_INTERVALS // 2]
+
+
+@dataclass
+class _Told:
+    """How far one process's records have come."""
+
+    identity: Identity
+    full: int
+    young: int
+    lost: int = 0
+
+
+class PauseLog:
+    """The pauses of all processes that were seen since the sidecar started."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.since_s = clock()
+        self._clock = clock
+        self._full: deque[SeenPause] = deque(maxlen=KEPT)
+        self._young: deque[SeenPause] = deque(maxlen=KEPT)
+        self._told: dict[str, _Told] = {}
+        self._stalls: dict[int, IntervalUnion] = {}
+        # Called with each new pause: the windows that are open.
+        self.listeners: list[Callable[[SeenPause], None]] = []
+
+    def absorb(self, arrivals: Iterable[Arrival]) -> None:
+        """Take in what a reading of all pages told."""
+        for arrival in arrivals:
+            for pause in self._news(arrival):
+                (self._full if pause.gc_generation == 2 else self._young).append(pause)
+                if pause.is_in_lockstep and pause.start_s >= self.since_s:
+                    # Those before are another sidecar's to have counted: a restart must not look like a stall.
+                    union = self._stalls.setdefault(pause.who.dp_rank, IntervalUnion())
+                    union.add(pause.start_s, pause.end_s)
+                for listener in self.listeners:
+                    listener(pause)
+
+    def _news(self, arrival: Arrival) -> Iterator[SeenPause]:
+        token = arrival.identity.token
+        told = self._told.pop(token, None)
+        is_first = told is None
+        if told is None:
+            told = _Told(arrival.identity, 0, 0)
+        # A process may take on a role later; and whoever was told of last is forgotten last.
+        told.identity = arrival.identity
+        self._told[token] = told
+        while len(self._told) > REMEMBERED:
+            del self._told[next(iter(self._told))]
+        for name, following, records in (
+            ("full", arrival.full_next, arrival.full),
+            ("young", arrival.young_next, arrival.young),
+        ):
+            known = getattr(told, name)
+            news = [record for record in records if known < record.sequence < following]
+            if following > known:
+                # What a process did before it was first seen is not lost: nobody was there to be told.
+                told.lost += 0 if is_first else following - 1 - known - len(news)
+                setattr(told, name, following - 1)
+            latest_s = self._clock() + FUTURE_S
+            for record in news:
+                pause = SeenPause(
+                    told.identity,
+                    (record.start_ns + arrival.shift_ns) * 1e-9,
+                    record.duration_ns * 1e-9,
+                    record.gc_generation,
+                    record.trigger,
+                    record.collected_objects,
+                )
+                if pause.end_s <= latest_s:
+                    yield pause
+                else:
+                    told.lost += 1  # nobody has recorded what is still to come
+
+    def lost(self, token: str | None) -> int:
+        """How many records of this process were gone before they could be read."""
+        told = self._told.get(token) if token else None
+        return told.lost if told else 0
+
+    def stall_s(self, dp_rank: int) -> float:
+        """For how long a pause of at least one of its engine core and workers has held up this rank."""
+        union = self._stalls.get(dp_rank)
+        return union.total_s if union else 0.0
+
+    def newest_first(self, is_wanted: Callable[[SeenPause], bool]) -> list[SeenPause]:
+        """The kept pauses that are wanted."""
+        found = [pause for kept in (self._full, self._young) for pause in kept if is_wanted(pause)]
+        return sorted(found, key=lambda pause: pause.start_s, reverse=True)
+
+    def lost_among(self, is_wanted: Callable[[Identity], bool]) -> int:
+        """How many records of the processes that are wanted were lost."""
+        return sum(told.lost for told in self._told.values() if is_wanted(told.identity))
+
+    @property
+    def complete_since_s(self) -> float:
+        """From when on all that was recorded is kept, on our monotonic clock."""
+        full: Sequence[SeenPause] = [
+            kept[0] for kept in (self._full, self._young) if len(kept) == KEPT
+        ]
+        return max([self.since_s, *(pause.end_s for pause in full)])

@@ -1,0 +1,111 @@
+"""Windows and their verdicts as text, for `?format=table` of the window routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gc_sidecar_agent.commands.output import (
+    UNKNOWN,
+    change,
+    count,
+    role,
+    rows_of,
+    seconds,
+    table,
+    word,
+)
+from gc_sidecar_agent.commands.pauses import pause_table
+
+COLUMNS = ("ROLE", "DP", "RANK", "PID", "FULL GCS", "FULL TIME", "LONGEST", "YOUNG GCS", "GROWTH")
+LIST_COLUMNS = ("ID", "STATE", "VERDICT", "NAME", "OPENED", "LENGTH")
+SHOWN_PAUSES = 10
+
+
+def show(document: dict[str, Any]) -> str:
+    """One window and its verdict for people."""
+    window = document.get("window") or {}
+    verdict = window.get("verdict") or {}
+    name = f" ({word(window['name'])})" if window.get("name") else ""
+    lines = [
+        f"window {word(window.get('id'))}{name}: {word(window.get('state'))}"
+        f" {verdict_word(window)}, {seconds(window.get('duration_s'))}"
+    ]
+    lines += [
+        f"  {word(reason.get('code'))}: {word(reason.get('detail'))}"
+        for reason in verdict.get("reasons") or []
+    ]
+    lines += [
+        f"stall   dp{word(stall.get('dp_rank'))} {seconds(stall.get('stall_s'))}"
+        f" ({100 * (stall.get('share') or 0):.3f} %)"
+        for stall in verdict.get("stalls") or []
+    ]
+    latency = verdict.get("latency") or {}
+    if latency.get("says"):
+        about = ""
+        if latency.get("stalled_s") is not None:
+            about = f": tokens were late by about {seconds(latency['stalled_s'])} in all"
+        if latency.get("explained") is not None:
+            about += f", of which GC explains {100 * latency['explained']:.0f} %"
+        lines.append(f"latency {word(latency['says'])}{about}")
+    if verdict.get("lost_records"):
+        lines.append(
+            f"lost    of {count(verdict['lost_records'])} pauses no record came (counts and times"
+            " have them all)"
+        )
+    if verdict.get("not_seen"):
+        lines.append(f"unseen  {word(verdict['not_seen'])}")
+    parts = ["\n".join(lines)]
+    processes = rows_of(verdict)
+    if processes:
+        parts.append(table(COLUMNS, [_row(process) for process in processes]))
+    pauses = sorted(
+        verdict.get("pauses") or [], key=lambda each: each.get("duration_s") or 0, reverse=True
+    )
+    if pauses:
+        parts.append(f"longest pauses\n{pause_table(pauses[:SHOWN_PAUSES])}")
+    return "\n\n".join(parts)
+
+
+def show_all(document: dict[str, Any]) -> str:
+    """One line for each window."""
+    windows = document.get("windows") or []
+    if not windows:
+        return "no window has been opened"
+    rows = [
+        [
+            word(window.get("id")),
+            word(window.get("state")),
+            verdict_word(window),
+            word(window.get("name")),
+            word(window.get("opened_at")),
+            seconds(window.get("duration_s")),
+        ]
+        for window in windows
+    ]
+    return table(LIST_COLUMNS, rows, left=5)
+
+
+def verdict_word(window: dict[str, Any]) -> str:
+    """clean or NOT clean; of an open window, so far."""
+    verdict = window.get("verdict")
+    if not verdict:
+        return UNKNOWN
+    text = "clean" if verdict.get("clean") else "NOT clean"
+    return text if window.get("state") == "closed" else f"{text} so far"
+
+
+def _row(process: dict[str, Any]) -> list[str]:
+    pauses = process.get("pauses") or {}
+    full = pauses.get("gen2") or {}
+    young = [(pauses.get(name) or {}).get("count") for name in ("gen0", "gen1")]
+    return [
+        role(process),
+        word(process.get("dp_rank")),
+        word(process.get("rank")),
+        word(process.get("pid")),
+        count(full.get("count")),
+        seconds(full.get("total_s")),
+        seconds(full.get("max_s")) if full.get("count") else UNKNOWN,
+        count(sum(young)) if None not in young else UNKNOWN,
+        change(process.get("growth_bytes")),
+    ]

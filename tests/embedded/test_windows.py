@@ -1,0 +1,149 @@
+"""Windows on the embedded engine: what real processes really did, and who is to blame for late tokens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.embedded.engine import scene
+from tests.observing import traffic
+from tests.sidecar_process import SidecarProcess, wait_for
+from tests.vllm.scene import Scene, pids_of
+
+FLAGS = ("--workers=2", "--heap-objects=200000", "--step-ms=4")
+STANDSTILL_S = 0.3
+
+
+@dataclass
+class Stage:
+    scene: Scene
+    sidecar: SidecarProcess
+
+    def open(self, name: str, **limits: float) -> None:
+        assert self.sidecar.post("/gc/windows", {"window_id": name, **limits})[0] == 201
+
+    def close(self, name: str) -> dict[str, Any]:
+        status, answer = self.sidecar.post(f"/gc/windows/{name}/close")
+        assert status == 200, answer
+        verdict: dict[str, Any] = answer["window"]["verdict"]
+        return verdict
+
+
+def codes(verdict: Mapping[str, Any]) -> set[str]:
+    return {reason["code"] for reason in verdict["reasons"]}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    directory = tmp_path_factory.mktemp("windows")
+    with scene(directory, *FLAGS) as running, running.sidecar("windows") as sidecar:
+        sidecar.wait_for_coverage(4)
+        yield Stage(running, sidecar)
+
+
+pytestmark = pytest.mark.xdist_group("windows")
+
+
+def test_a_frozen_engine_under_load_is_clean(stage: Stage) -> None:
+    assert stage.sidecar.post("/gc/freeze")[0] == 200
+    stage.open("frozen", max_pause_ms=100)
+    with traffic(stage.scene):
+        wait_for("tokens", lambda: _tokens(stage) > 200)
+    verdict = stage.close("frozen")
+    assert verdict["clean"], verdict["reasons"]
+    assert verdict["policy"] == {"at_opening": "freeze", "at_closing": "freeze"}
+    assert stage.sidecar.post("/gc/restore")[0] == 200
+
+
+def test_late_tokens_are_blamed_on_gc_where_it_was_gc(stage: Stage) -> None:
+    worker = pids_of(stage.sidecar.status())["worker-0-0"]
+    with traffic(stage.scene):
+        wait_for("it runs", lambda: _tokens(stage) > 0)
+        stage.open("gc", max_pause_ms=1)
+        # In one rank alone: the other one waits for it.
+        code = f"import gc, time\nend = time.monotonic() + {5 * STANDSTILL_S}\n"
+        code += "while time.monotonic() < end:\n    gc.collect()"
+        stage.scene.probe.run(stage.scene.probe.only(worker, code), {"it": worker})
+        seen = _tokens(stage)
+        wait_for("tokens that come evenly", lambda: _tokens(stage) > seen + 200)
+        verdict = stage.close("gc")
+    assert "pause_over_limit" in codes(verdict)
+    assert verdict["latency"]["says"] == "mostly the server's GC", verdict["latency"]
+    assert verdict["longest_pause"]["pid"] == worker
+    assert verdict["longest_pause"]["trigger"] == "explicit"
+
+
+def test_late_tokens_are_not_blamed_on_gc_where_it_was_something_else(stage: Stage) -> None:
+    assert stage.sidecar.post("/gc/freeze")[0] == 200
+    worker = pids_of(stage.sidecar.status())["worker-0-0"]
+    with traffic(stage.scene):
+        wait_for("it runs", lambda: _tokens(stage) > 0)
+        stage.open("else", max_pause_ms=100)
+        for _ in range(3):
+            os.kill(worker, signal.SIGSTOP)
+            time.sleep(STANDSTILL_S)  # the standstill itself
+            os.kill(worker, signal.SIGCONT)
+            seen = _tokens(stage)
+            wait_for("it goes on", lambda seen=seen: _tokens(stage) > seen + 100)
+        verdict = stage.close("else")
+    assert verdict["latency"]["says"] == "not the server's GC", verdict["latency"]
+    assert verdict["clean"], verdict["reasons"]
+    assert stage.sidecar.post("/gc/restore")[0] == 200
+
+
+def test_ten_thousand_full_collections_are_counted_and_what_no_record_tells_is_named(
+    stage: Stage,
+) -> None:
+    worker = pids_of(stage.sidecar.status())["worker-0-1"]
+    stage.open("flood", max_pause_ms=60_000)
+    code = (
+        "import gc, time\n"
+        "flood = {'count': 0, 'total_ns': 0, 'started_ns': 0}\n"
+        "def count(phase, info):\n"
+        "    if phase == 'start':\n"
+        "        flood['started_ns'] = time.monotonic_ns()\n"
+        "    else:\n"
+        "        flood['count'] += info['generation'] == 2\n"
+        "        flood['total_ns'] += time.monotonic_ns() - flood['started_ns']\n"
+        "gc.callbacks.append(count)\n"
+        # Collections of little, so that they come fast, but of enough that two meters agree on their length.
+        "gc.freeze()\n"
+        "little = [[] for _ in range(10_000)]\n"
+        "for _ in range(10_000):\n"
+        "    gc.collect()\n"
+        "gc.unfreeze()\n"
+        "del little\n"
+        "gc.callbacks.remove(count)\n"
+        "result = dict(flood)"
+    )
+    seen = stage.scene.probe.run(
+        stage.scene.probe.only(worker, code), {"it": worker}, deadline_s=60
+    )["it"]
+    verdict = stage.close("flood")
+    process = next(each for each in verdict["processes"] if each["pid"] == worker)
+    full = process["pauses"]["gen2"]
+    assert full["count"] == seen["count"] == 10_000
+    assert full["total_s"] == pytest.approx(seen["total_ns"] * 1e-9, rel=0.05)
+    # The ring holds 1,024, and the sidecar reads it twice a second.
+    assert full["lost_records"] > 0
+    listed = [
+        pause
+        for pause in verdict["pauses"]
+        if (pause["pid"], pause["gc_generation"]) == (worker, 2)
+    ]
+    recorded = 10_000 - full["lost_records"]
+    assert len(listed) + verdict["pauses_not_listed"] >= recorded > 0
+    assert verdict["lost_records"] >= full["lost_records"]
+    lost = stage.sidecar.get("/gc/pauses?role=worker&rank=1&limit=1")[1]["lost"]
+    assert lost >= full["lost_records"]
+    assert not codes(verdict), "what was lost took less than the limit together, so it is clean"
+
+
+def _tokens(stage: Stage) -> float:
+    return stage.scene.engine.metric("vllm:inter_token_latency_seconds_count")  # type: ignore[attr-defined,no-any-return]

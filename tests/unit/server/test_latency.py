@@ -1,0 +1,237 @@
+"""The engine's own latency: how much of it was stalled, and whether GC explains that."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import random
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from gc_sidecar.server.latency import Latencies, Stalled, read_latencies, stalled_between
+from gc_sidecar.server.windows import latency_verdict
+
+# vLLM's own.
+BOUNDS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+
+
+def exposition(gaps: Mapping[int, Iterable[float]], steps: Mapping[int, int] | None = None) -> str:
+    """What vLLM shows after tokens that came after `gaps`, by engine."""
+    lines = [
+        'vllm:num_requests_running{engine="0",model_name="a b"} 3.0',
+        "# HELP vllm:inter_token_latency_seconds Histogram of inter-token latency in seconds.",
+        "# TYPE vllm:inter_token_latency_seconds histogram",
+    ]
+    for engine, of_engine in gaps.items():
+        labels = f'engine="{engine}",model_name="a b"'
+        counts = [0] * (len(BOUNDS) + 1)
+        total = 0.0
+        for gap in of_engine:
+            counts[bisect.bisect_left(BOUNDS, gap)] += 1
+            total += gap
+        below = 0
+        for bound, count in zip((*BOUNDS, math.inf), counts, strict=True):
+            below += count
+            told = "+Inf" if math.isinf(bound) else str(bound)
+            lines.append(
+                f'vllm:inter_token_latency_seconds_bucket{{{labels},le="{told}"}} {below}.0'
+            )
+        lines.append(f"vllm:inter_token_latency_seconds_sum{{{labels}}} {total}")
+        lines.append(f"vllm:inter_token_latency_seconds_count{{{labels}}} {below}.0")
+        lines.append(f"vllm:inter_token_latency_seconds_created{{{labels}}} 1.7e9")
+    lines += ["# TYPE vllm:iteration_tokens_total histogram"]
+    for engine, count in (steps or {}).items():
+        labels = f'engine="{engine}",model_name="a b"'
+        lines.append(f'vllm:iteration_tokens_total_bucket{{{labels},le="+Inf"}} {count}.0')
+        lines.append(f"vllm:iteration_tokens_total_sum{{{labels}}} 9999.0")
+        lines.append(f"vllm:iteration_tokens_total_count{{{labels}}} {count}.0")
+    return "\n".join(lines) + "\n"
+
+
+def latencies(gaps: Iterable[float], steps: int = 0) -> Latencies:
+    return read_latencies(exposition({0: gaps}, {0: steps} if steps else {}))
+
+
+NOTHING = latencies(())
+
+
+def stalled(before: Latencies, after: Latencies) -> Stalled:
+    found = stalled_between(before, after)
+    assert list(found) == [0]
+    return found[0]
+
+
+def test_the_typical_time_is_the_median_by_interpolation() -> None:
+    # 25 below 10 ms, 75 in (10, 25] ms: the 50th of 100 is a third into the second bucket.
+    found = stalled(NOTHING, latencies([0.005] * 25 + [0.02] * 75, 100))
+    assert found.typical_s == pytest.approx(0.015)
+    assert found.tokens == 100
+    assert found.stalled_s == 0
+
+
+def test_only_what_came_between_the_two_readings_counts() -> None:
+    before = [0.005] * 500 + [30.0] * 10
+    found = stalled(latencies(before, 510), latencies([*before, *[0.02] * 60], 570))
+    assert (found.tokens, found.stalled_s) == (60, 0)
+    assert found.typical_s == pytest.approx(0.0175)
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+def test_one_long_gap_is_one_stall_however_many_requests_wait(requests: int) -> None:
+    gaps = [0.02] * (requests * 400) + [0.9] * requests
+    found = stalled(NOTHING, latencies(gaps, 401))
+    assert found.stalled_s == pytest.approx(0.88, rel=0.15)
+
+
+def test_eight_requests_tell_what_one_tells() -> None:
+    one = stalled(NOTHING, latencies([0.02] * 400 + [3.0], 401))
+    eight = stalled(NOTHING, latencies([0.02] * 3200 + [3.0] * 8, 401))
+    assert eight.stalled_s == pytest.approx(one.stalled_s)
+
+
+def test_without_steps_each_late_token_counts_for_itself() -> None:
+    found = stalled(NOTHING, latencies([0.02] * 800 + [3.0] * 2))
+    assert found.stalled_s == pytest.approx(2 * math.sqrt(2.5 * 5.0), rel=0.02)
+
+
+def test_tokens_beyond_the_last_bucket_are_late_by_at_least_its_bound() -> None:
+    found = stalled(NOTHING, latencies([0.02] * 100 + [500.0], 101))
+    assert found.stalled_s == pytest.approx(80, abs=1)
+
+
+def test_an_engine_whose_tokens_all_fall_beyond_has_its_last_bound_as_typical() -> None:
+    found = stalled(NOTHING, latencies([500.0] * 60, 60))
+    assert (found.typical_s, found.stalled_s) == (80.0, 0)
+
+
+def test_with_too_few_tokens_nothing_is_said() -> None:
+    assert stalled_between(NOTHING, latencies([0.02] * 49, 49)) == {}
+    assert stalled_between(NOTHING, latencies([0.02] * 50, 50)) != {}
+    assert stalled_between(NOTHING, NOTHING) == {}
+
+
+def test_an_engine_that_began_at_zero_again_is_unknown() -> None:
+    before = latencies([0.02] * 1000, 1000)
+    assert stalled_between(before, latencies([0.02] * 100, 100)) == {}
+    # More of them in all, but fewer short ones.
+    assert stalled_between(before, latencies([0.02] * 100 + [3.0] * 1000, 1100)) == {}
+
+
+def test_each_data_parallel_engine_is_told_by_itself() -> None:
+    before = read_latencies(exposition({0: [], 1: [], 3: []}, {0: 0, 1: 0, 3: 0}))
+    gaps = {0: [0.02] * 100, 1: [0.02] * 100 + [3.0], 2: [0.02] * 100, 3: [0.02] * 3}
+    after = read_latencies(exposition(gaps, {0: 100, 1: 101, 2: 100, 3: 3}))
+    found = stalled_between(before, after)
+    assert list(found) == [0, 1], "2 was not there before, 3 has too few"
+    assert found[0].stalled_s == 0
+    assert found[1].stalled_s > 2
+
+
+def test_several_api_servers_or_models_of_one_engine_add_up() -> None:
+    text = exposition({0: [0.02] * 30}, {0: 30})
+    other = text.replace('model_name="a b"', 'model_name="c"')
+    found = stalled(NOTHING, read_latencies(text + other))
+    assert found.tokens == 60
+
+
+def test_other_buckets_than_before_are_another_engine() -> None:
+    text = exposition({0: [0.02] * 100}, {0: 100})
+    assert stalled_between(NOTHING, read_latencies(text.replace('"0.01"', '"0.011"'))) == {}
+    without = "\n".join(line for line in text.splitlines() if '"0.01"' not in line)
+    assert stalled_between(NOTHING, read_latencies(without)) == {}
+
+
+@pytest.mark.parametrize("text", ["", "nothing here\n", "vllm:num_requests_running 3\n"])
+def test_an_exposition_without_latency_has_none(text: str) -> None:
+    assert read_latencies(text) == {}
+
+
+BUCKET = 'vllm:inter_token_latency_seconds_bucket{engine="0",le='
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f'{BUCKET}"0.01"}} NaN\n{BUCKET}"+Inf"}} NaN',
+        f'{BUCKET}"0.01"}} 5\n{BUCKET}"+Inf"}} +Inf',
+        f'{BUCKET}"nan"}} 5\n{BUCKET}"+Inf"}} 9',
+        f'{BUCKET}"-1"}} 5\n{BUCKET}"+Inf"}} 9',
+        f'{BUCKET}"0.01"}} 5\n{BUCKET}"0.1"}} 9',
+        'vllm:inter_token_latency_seconds_bucket{engine="0"} 5',
+        'vllm:inter_token_latency_seconds_bucket{engine="x",le="+Inf"} 5',
+        'vllm:inter_token_latency_seconds_bucket{engine="-1",le="+Inf"} 5',
+    ],
+)
+def test_what_is_no_histogram_is_passed_over(lines: str) -> None:
+    assert read_latencies(lines + "\n") == {}
+
+
+def test_whatever_an_engine_shows_can_be_reckoned_with_or_is_refused() -> None:
+    chance = random.Random(5)
+    plausible = ["1e-300", "0.5", "60", "1e300", "1e308"]
+    odd = ["NaN", "+Inf", "-Inf", "-7", "0"]
+    known = 0
+    for _ in range(3000):
+        numbers = plausible if chance.random() < 0.7 else [*plausible, *odd]
+        bounds = [*chance.choices(numbers, k=3), "+Inf"]
+        readings = []
+        for _ in range(2):
+            counts = sorted(chance.choices(numbers, k=4), key=float)
+            lines = [f'{BUCKET}"{b}"}} {n}' for b, n in zip(bounds, counts, strict=True)]
+            lines.append(f"vllm:iteration_tokens_total_count {chance.choice(numbers)}")
+            readings.append(read_latencies("\n".join(lines) + "\n"))
+        found = stalled_between(*readings)
+        known += len(found)
+        for each in found.values():
+            assert math.isfinite(each.stalled_s)
+            assert math.isfinite(each.typical_s)
+    assert known > 20
+
+
+@pytest.mark.parametrize("text", [f"{BUCKET}", f'{BUCKET}"0.1"}} five\n', f'{BUCKET}"x"}} 5\n'])
+def test_what_is_no_exposition_is_an_error_of_one_kind(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_latencies(text)
+
+
+# --- what is said of it ---
+
+
+@pytest.mark.parametrize(
+    ("stalled_s", "gc_s", "says", "explained"),
+    [
+        (2.0, 0.0, "not the server's GC", 0.0),
+        (2.0, 0.39, "not the server's GC", 0.195),
+        (2.0, 0.4, "partly the server's GC", 0.2),
+        (2.0, 0.99, "partly the server's GC", 0.495),
+        (2.0, 1.0, "mostly the server's GC", 0.5),
+        (2.0, 9.0, "mostly the server's GC", 1.0),
+        (0.019, 0.019, "tokens came evenly", None),
+        (0.059, 0.0, "tokens came evenly", None),
+        (0.061, 0.0, "not the server's GC", 0.0),
+    ],
+)
+def test_the_verdict_says_how_much_of_the_stalled_time_gc_explains(
+    stalled_s: float, gc_s: float, says: str, explained: float | None
+) -> None:
+    verdict = latency_verdict({0: Stalled(stalled_s, 0.02, 500)}, {0: gc_s}, duration_s=60.0)
+    assert verdict.says == says
+    assert verdict.explained == (None if explained is None else pytest.approx(explained))
+    assert (verdict.stalled_s, verdict.gc_s, verdict.tokens) == (stalled_s, gc_s, 500)
+
+
+def test_several_engines_are_summed_and_gc_of_those_that_are_not_known_is_left_out() -> None:
+    stalled = {0: Stalled(1.0, 0.02, 100), 1: Stalled(3.0, 0.03, 200)}
+    verdict = latency_verdict(stalled, {0: 0.5, 1: 2.5, 2: 50.0}, duration_s=60.0)
+    assert (verdict.stalled_s, verdict.gc_s, verdict.explained) == (4.0, 3.0, 0.75)
+    assert (verdict.typical_s, verdict.tokens) == (0.03, 300)
+
+
+def test_without_latency_it_is_unknown_and_no_number_is_made_up() -> None:
+    verdict = latency_verdict({}, {0: 3.0}, duration_s=60.0)
+    assert verdict.says.startswith("unknown")
+    assert (verdict.stalled_s, verdict.gc_s, verdict.explained) == (None, None, None)
