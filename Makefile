@@ -21,6 +21,8 @@ endif
 # make vllm VLLM_PIP_ARGS="--extra-index-url ..."
 VLLM_PIP_ARGS ?=
 
+PROMETHEUS := $(VENV)/tools/.prometheus
+
 # GC_SIDECAR_WITHOUT_VLLM=1 tests everything else; pytest then says loudly what it left out, and CI does not pass.
 ifeq ($(GC_SIDECAR_WITHOUT_VLLM),1)
 TEST_VLLM_READY :=
@@ -36,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # The steps of `test` share two cores and one terminal.
 .NOTPARALLEL:
-.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-vllm lint format bench clean distclean
+.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-vllm dashboards lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,7 +70,7 @@ demo-vllm: install $(VLLM_READY) ## the same on a real vLLM (CPU, tensor paralle
 
 test: test-agent test-unit test-vllm ## every test, those on a real vLLM included
 
-test-unit: install ## the tests that need no vLLM, but for the agent's: units, and the embedded engine
+test-unit: install $(PROMETHEUS) ## the tests that need no vLLM, but for the agent's: units, embedded engine, deploy/
 	@mkdir -p build && rm -f build/junit-unit.xml
 	$(PY) -m pytest tests --ignore=tests/vllm --ignore=tests/unit/agent --junitxml=build/junit-unit.xml
 
@@ -77,15 +79,24 @@ test-agent: install ## the agent's unit tests on every CPython (3.10 and later) 
 	@$(PY) scripts/agent_tests.py
 
 # pytest's exit status 5 means that no test was left to run, which is right only where that was asked for.
-test-vllm: install $(TEST_VLLM_READY) ## the tests on a real vLLM
+test-vllm: install $(PROMETHEUS) $(TEST_VLLM_READY) ## the tests on a real vLLM
 	@mkdir -p build && rm -f build/junit-vllm.xml
 	@$(PY) -m pytest -n 0 -v tests/vllm --junitxml=build/junit-vllm.xml --durations=8 \
 	  || { rc=$$?; [ $$rc -eq 5 ] && [ "$$GC_SIDECAR_WITHOUT_VLLM" = 1 ]; }
+
+# A real Prometheus, for the tests of deploy/ and for those that scrape an engine.
+$(PROMETHEUS): scripts/get_prometheus.py | $(VENV)/.installed
+	@$(PY) scripts/get_prometheus.py
+	@mkdir -p $(@D) && touch $@
+
+dashboards: install ## write the Grafana dashboards in deploy/grafana
+	$(PY) deploy/grafana/dashboards.py
 
 lint: install ## ruff, mypy --strict, and the wall between the two packages
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(PY) -m mypy --python-version 3.11 deploy
 	$(PY) -m pytest -n 0 --quiet tests/unit/test_wall.py
 
 format: install ## put imports and layout in order

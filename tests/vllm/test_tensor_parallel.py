@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gc_sidecar_agent.page import list_pages, read_page
+from tests import observing
+from tests.prometheus import Prometheus
 from tests.sidecar_process import SidecarProcess, wait_for
 from tests.vllm.scene import HELD_OFF, Scene, gen2_counts, pids_of, rows_of, scene
 
@@ -314,6 +316,18 @@ def test_the_callback_makes_no_system_call_in_a_worker(tp2: Scene, sidecar: Side
     not_its_own = re.compile(r"futex\(|futex resumed|getppid resumed")
     of_the_callback = [line for line in calls if not not_its_own.search(line)]
     assert of_the_callback == []
+
+
+def test_pauses_are_those_that_a_witness_saw_and_every_panel_and_rule_has_data(
+    tp2: Scene, sidecar: SidecarProcess, tmp_path: Path
+) -> None:
+    target = sidecar.url.removeprefix("http://")
+    with Prometheus(observing.programs(), [target], tmp_path, observing.RULES) as prometheus:
+        verdict = observing.tell(tp2, sidecar)
+        assert verdict["latency"]["tokens"] > 0, verdict["latency"]
+        observing.assert_agrees_with_pages(prometheus, sidecar)
+        observing.assert_every_panel_has_data(prometheus, sidecar)
+        observing.assert_every_rule_has_data(prometheus)
 
 
 def test_a_damaged_page_of_a_stopped_process_is_told(tp2: Scene, sidecar: SidecarProcess) -> None:

@@ -1,0 +1,828 @@
+"""The dashboard of one engine: its pauses, its policy, its memory, process by process.
+
+The first row answers "may I measure now?"; each further row answers why.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import dashboard as models
+
+from deploy.grafana.panels import (
+    BLUE,
+    ENGINE_UID,
+    FLEET_UID,
+    GREEN,
+    ORANGE,
+    POLICIES,
+    PROCESS_LEGEND,
+    PURPLE,
+    RED,
+    STATE_COLOURS,
+    UP_DOWN,
+    VERDICTS,
+    YELLOW,
+    Column,
+    LabelColumn,
+    Lines,
+    Panel,
+    Query,
+    Row,
+    annotation,
+    bucket_heatmap,
+    build,
+    dashboard_link,
+    from_on,
+    joined_table,
+    single_value,
+    texts,
+    time_series,
+    timeline,
+)
+from deploy.grafana.queries import (
+    LEASE_REMAINING,
+    MEMORY_SHARE,
+    POLICY,
+    PROCESS,
+    STALLED_SHARE,
+    VERDICT,
+    VERDICT_EXPLAINED,
+    increase,
+    longest_pause,
+    longest_pause_of_engine,
+    of_engine,
+    rate,
+    select,
+)
+
+NO_SIDECAR = "No sidecar was scraped in this time range"
+NO_FULL_COLLECTION = "No full collection in this time range"
+NO_OPERATION = "No operation in this time range"
+
+ABOUT_FULL = (
+    "A full collection (CPython calls it generation 2) walks every object of the process and "
+    "stops it meanwhile; those of generation 0 and 1 look at young objects only and are short."
+)
+ABOUT_ESTIMATE = "Counts are estimated from scrapes, so they need not be whole."
+
+
+def by_process(function: str, inner: str) -> str:
+    return f"{function} by ({PROCESS}) ({inner})"
+
+
+def of_process(expr: str) -> Query:
+    return Query(expr, PROCESS_LEGEND)
+
+
+def engine_gauge(metric: str) -> str:
+    return of_engine(select(metric))
+
+
+NOW = Row(
+    1,
+    "Now",
+    (
+        Panel(
+            2,
+            6,
+            4,
+            single_value(
+                "Measure now?",
+                VERDICT_EXPLAINED,
+                VERDICT,
+                unit="none",
+                empty="unknown",
+                mappings=(VERDICTS,),
+            ),
+        ),
+        Panel(
+            3,
+            3,
+            4,
+            single_value(
+                "Policy",
+                "The policy that is wanted. off: CPython's own GC. freeze: no automatic full "
+                "collection. budget: full collections go on but are kept short.",
+                POLICY,
+                unit="none",
+                empty="unknown",
+                mappings=(POLICIES,),
+            ),
+        ),
+        Panel(
+            4,
+            3,
+            4,
+            single_value(
+                "Coverage",
+                "Processes that have applied the policy, of all processes of the engine. Below "
+                "100 % a pause can come from the others.",
+                engine_gauge("gc_sidecar_coverage_ratio"),
+                unit="percentunit",
+                empty="unknown",
+                steps=((None, RED), (1, GREEN)),
+                decimals=0,
+            ),
+        ),
+        Panel(
+            5,
+            3,
+            4,
+            single_value(
+                "Longest full pause, 15 min",
+                "At most so long was any process stopped by one full collection within 15 "
+                "minutes, one that was asked for included. It is the upper edge of a histogram "
+                "bucket; 1 min means that or more.",
+                longest_pause_of_engine("15m"),
+                unit="s",
+                empty="none",
+                steps=((None, GREEN), (0.1, YELLOW), (1, ORANGE)),
+            ),
+        ),
+        Panel(
+            6,
+            3,
+            4,
+            single_value(
+                "Stalled by GC",
+                "Share of time in which at least one process of a lockstep group was stopped by "
+                "GC, so that the whole group waited. The worst group counts.",
+                STALLED_SHARE,
+                unit="percentunit",
+                empty="no data",
+                steps=((None, GREEN), (0.001, YELLOW), (0.01, ORANGE)),
+                decimals=2,
+            ),
+        ),
+        Panel(
+            7,
+            3,
+            4,
+            single_value(
+                "Lease ends in",
+                "How long the policy lasts if nobody renews it. Then each process goes back to "
+                "CPython's own GC, and runs the full collection that it was spared.",
+                LEASE_REMAINING,
+                unit="s",
+                empty="no lease",
+                steps=((None, RED), (0, ORANGE), (300, GREEN)),
+            ),
+        ),
+        Panel(
+            8,
+            3,
+            4,
+            single_value(
+                "Memory used",
+                "The container's working set (usage without inactive file cache) as a share of "
+                "its memory limit. At 100 % the kernel kills the engine.",
+                MEMORY_SHARE,
+                unit="percentunit",
+                empty="no limit",
+                steps=((None, GREEN), (0.8, YELLOW), (0.9, ORANGE), (0.95, RED)),
+                decimals=0,
+            ),
+        ),
+    ),
+)
+
+PAUSES = Row(
+    10,
+    "Pauses",
+    (
+        Panel(
+            11,
+            12,
+            9,
+            bucket_heatmap(
+                "Full collections, by length",
+                f"{ABOUT_FULL} Each column is a stretch of time, each cell the full collections "
+                "of that length in all processes: the higher, the longer they stopped. "
+                f"{ABOUT_ESTIMATE}",
+                f"sum by (le) ({increase('gc_sidecar_pause_seconds_bucket')})",
+                empty=NO_FULL_COLLECTION,
+            ),
+        ),
+        Panel(
+            12,
+            12,
+            9,
+            time_series(
+                "Longest full collection per process",
+                "A histogram does not keep exact lengths: shown is the upper edge of the bucket "
+                "of the longest full collection, so it lasted at most so long, and longer than "
+                "the next smaller bucket; 1 min means that or more. Those that were asked for "
+                "(maintain, restore) count too. A dot stands for up to a minute, longer when "
+                "zoomed out. Just after a restart it can show one of the process before. GET "
+                "/gc/pauses of the sidecar has the exact lengths.",
+                (of_process(longest_pause(PROCESS, "$__rate_interval")),),
+                unit="s",
+                empty=NO_FULL_COLLECTION,
+                look=Lines(points=True, steps=((None, GREEN), (1, ORANGE))),
+            ),
+        ),
+        Panel(
+            13,
+            12,
+            8,
+            time_series(
+                "A collection runs right now",
+                "For how long the full collection that runs at that moment has been seen, per "
+                "process. Only collections that last through a scrape show here, but they show "
+                "while they last, so a pause of 40 s is seen before it ends. A peak stays for up "
+                "to a minute.",
+                (
+                    of_process(
+                        by_process(
+                            "max",
+                            "max_over_time("
+                            + select("gc_sidecar_in_progress_seconds")
+                            + "[$__rate_interval])",
+                        )
+                    ),
+                ),
+                unit="s",
+                empty=NO_SIDECAR,
+            ),
+        ),
+        Panel(
+            14,
+            12,
+            8,
+            time_series(
+                "Stalls of the lockstep groups",
+                "A data-parallel rank's engine core and workers go step by step together: while "
+                "GC stops one of them, all wait. Shown is the share of time in which at least "
+                "one was stopped, by collections of any generation; pauses at the same time "
+                "count once.",
+                (
+                    Query(
+                        f"max by (dp_rank) ({rate('gc_sidecar_stall_seconds_total')})",
+                        "dp {{dp_rank}}",
+                    ),
+                ),
+                unit="percentunit",
+                empty=NO_SIDECAR,
+                look=Lines(steps=((None, GREEN), (0.01, ORANGE))),
+            ),
+        ),
+        Panel(
+            15,
+            12,
+            8,
+            time_series(
+                "Collections per generation",
+                f"How many collections per second run in all processes together. {ABOUT_FULL}",
+                (
+                    Query(
+                        f"sum by (generation) ({rate('gc_sidecar_collections_total')})",
+                        "generation {{generation}}",
+                    ),
+                ),
+                unit="ops",
+                empty=NO_SIDECAR,
+                look=Lines(decimals=2, colours={"generation 2": RED}),
+            ),
+        ),
+        Panel(
+            16,
+            12,
+            8,
+            time_series(
+                "Time in collections per generation",
+                "Seconds per second that all processes together spend in collections; 1 s means "
+                f"that one process on average does nothing else. {ABOUT_FULL}",
+                (
+                    Query(
+                        f"sum by (generation) ({rate('gc_sidecar_collection_seconds_total')})",
+                        "generation {{generation}}",
+                    ),
+                ),
+                unit="s",
+                empty=NO_SIDECAR,
+                look=Lines(stacked=True, colours={"generation 2": RED}),
+            ),
+        ),
+        Panel(
+            17,
+            12,
+            8,
+            time_series(
+                "Full collections by cause",
+                "auto: CPython started it itself, at any moment, which is what a policy is for. "
+                "requested: somebody asked for it (maintain, restore, entering a policy, "
+                f"gc.collect() in code). {ABOUT_ESTIMATE}",
+                (
+                    Query(
+                        f"sum by (trigger) ({increase('gc_sidecar_pause_seconds_count')})",
+                        "{{trigger}}",
+                    ),
+                ),
+                unit="short",
+                empty=NO_SIDECAR,
+                look=Lines(
+                    bars=True, stacked=True, decimals=1, colours={"auto": RED, "requested": BLUE}
+                ),
+            ),
+        ),
+        Panel(
+            18,
+            12,
+            8,
+            time_series(
+                "Objects that collections found",
+                "Garbage objects that collections freed, per second, in all processes. "
+                "uncollectable: objects that GC found but could not free, which normally are "
+                "none.",
+                (
+                    Query(
+                        f"sum by (generation) ({rate('gc_sidecar_collected_objects_total')})",
+                        "generation {{generation}}",
+                    ),
+                    Query(
+                        f"sum ({rate('gc_sidecar_uncollectable_objects_total')})", "uncollectable"
+                    ),
+                ),
+                unit="short",
+                empty=NO_SIDECAR,
+                look=Lines(colours={"uncollectable": RED}),
+            ),
+        ),
+    ),
+)
+
+POLICY_ROW = Row(
+    30,
+    "Policy and processes",
+    (
+        Panel(
+            31,
+            24,
+            6,
+            timeline(
+                "Policy, windows and engine",
+                "What was wanted when (off: CPython's own GC; freeze: no automatic full "
+                "collection; budget: full collections go on but are kept short), when somebody "
+                "measured, and whether the engine was up.",
+                (
+                    Query(POLICY, "Policy"),
+                    Query(engine_gauge("gc_sidecar_window_open"), "Measured window"),
+                    Query(engine_gauge("gc_sidecar_engine_up"), "Engine"),
+                ),
+                empty=NO_SIDECAR,
+                row_mappings={
+                    "Policy": (POLICIES,),
+                    "Measured window": (
+                        texts({"0": ("none", "transparent")}),
+                        from_on(1, "open", BLUE),
+                    ),
+                    "Engine": (UP_DOWN,),
+                },
+            ),
+        ),
+        Panel(
+            32,
+            12,
+            8,
+            time_series(
+                "Processes by state",
+                "applied: follows the policy. pending: has not taken it over yet. drifted: its "
+                "GC was changed by someone else. stale: no sign of life for 5 s. gone: has "
+                "ended. uncovered: should be there, but has no agent. refused: its Python cannot "
+                "do it.",
+                (Query(f"sum by (state) ({select('gc_sidecar_processes')})", "{{state}}"),),
+                unit="short",
+                empty=NO_SIDECAR,
+                look=Lines(stacked=True, decimals=0, colours=STATE_COLOURS),
+            ),
+        ),
+        Panel(
+            33,
+            12,
+            8,
+            time_series(
+                "Coverage over time",
+                "Processes that have applied the policy, of all processes of the engine. Below "
+                "100 % a pause can come from the others.",
+                (Query(engine_gauge("gc_sidecar_coverage_ratio"), "coverage"),),
+                unit="percentunit",
+                empty=NO_SIDECAR,
+                look=Lines(max=1, steps=((None, RED), (1, GREEN))),
+            ),
+        ),
+        Panel(
+            34,
+            12,
+            8,
+            time_series(
+                "Generations, desired and observed",
+                "Every change of the policy gets the next number; each process shows the newest "
+                "number that it has taken over. A process that stays below the dashed line does "
+                "not follow. (Not to be mixed up with the generations of GC.)",
+                (
+                    of_process(by_process("max", select("gc_sidecar_observed_generation"))),
+                    Query(engine_gauge("gc_sidecar_desired_generation"), "desired"),
+                ),
+                unit="none",
+                empty=NO_SIDECAR,
+                look=Lines(decimals=0, dashed=("desired",)),
+            ),
+        ),
+        Panel(
+            35,
+            12,
+            8,
+            time_series(
+                "Freezes",
+                "How often GC was told, per minute, to leave alone the objects that exist "
+                "(gc.freeze), per process: once an interval under freeze, after long collections "
+                "under budget.",
+                (of_process("60 * " + by_process("sum", rate("gc_sidecar_freezes_total"))),),
+                unit="short",
+                empty=NO_SIDECAR,
+                look=Lines(decimals=1),
+            ),
+        ),
+        Panel(
+            36,
+            12,
+            8,
+            time_series(
+                "Operations",
+                "Operations that ended, by kind and result. applied: every process did it. "
+                "partial: only some. rolled_back: taken back, for one did not. unknown: the "
+                f"answer was lost. {ABOUT_ESTIMATE}",
+                (
+                    Query(
+                        f"sum by (operation, result) ({increase('gc_sidecar_operations_total')}) > 0",
+                        "{{operation}} {{result}}",
+                    ),
+                ),
+                unit="short",
+                empty=NO_OPERATION,
+                look=Lines(bars=True, stacked=True, decimals=0),
+            ),
+        ),
+        Panel(
+            37,
+            12,
+            8,
+            time_series(
+                "Length of operations",
+                "How long an operation took on average, from the request to the proof that every "
+                "process did it.",
+                (
+                    Query(
+                        f"sum by (operation) ({increase('gc_sidecar_operation_seconds_sum')})"
+                        " / (sum by (operation) "
+                        f"({increase('gc_sidecar_operation_seconds_count')}) > 0)",
+                        "{{operation}}",
+                    ),
+                ),
+                unit="s",
+                empty=NO_OPERATION,
+                look=Lines(points=True),
+            ),
+        ),
+        Panel(
+            38,
+            24,
+            7,
+            time_series(
+                "Ends of policies by reason",
+                "Why a policy ended in a process. restored: somebody asked for it. "
+                "lease_expired: nobody renewed it. rss_growth: memory grew more than was "
+                "allowed. freeze_failed: a freeze went wrong, and GC was put back. "
+                f"{ABOUT_ESTIMATE}",
+                (
+                    Query(
+                        f"sum by (reason) ({increase('gc_sidecar_policy_exits_total')}) > 0",
+                        "{{reason}}",
+                    ),
+                ),
+                unit="short",
+                empty="No policy ended in this time range",
+                look=Lines(bars=True, stacked=True, decimals=0, colours={"restored": GREEN}),
+            ),
+        ),
+    ),
+)
+
+MEMORY = Row(
+    50,
+    "Memory",
+    (
+        Panel(
+            51,
+            12,
+            9,
+            time_series(
+                "Memory per process and kind",
+                "Resident memory. anonymous: the process's own data, where garbage waits. file: "
+                "programs and mapped files. shared: memory between processes.",
+                (
+                    Query(
+                        f"sum by ({PROCESS}, kind) ({select('gc_sidecar_resident_memory_bytes')})",
+                        f"{PROCESS_LEGEND} {{{{kind}}}}",
+                    ),
+                ),
+                unit="bytes",
+                empty=NO_SIDECAR,
+            ),
+        ),
+        Panel(
+            52,
+            12,
+            9,
+            time_series(
+                "Container memory and its limit",
+                "used: the container's working set (usage without inactive file cache). At the "
+                "limit the kernel kills the engine. Without a limit there is no dashed line.",
+                (
+                    Query(engine_gauge("gc_sidecar_memory_current_bytes"), "used"),
+                    Query(engine_gauge("gc_sidecar_memory_limit_bytes"), "limit"),
+                ),
+                unit="bytes",
+                empty="The engine's container reports no memory",
+                look=Lines(dashed=("limit",)),
+            ),
+        ),
+        Panel(
+            53,
+            12,
+            8,
+            time_series(
+                "Growth since the policy was entered",
+                "Anonymous memory that a process has gained since then; 0 without a policy. "
+                "Under freeze, garbage in cycles waits for maintain, so it grows. Growth that "
+                "maintain does not bring down is not GC's.",
+                (of_process(by_process("sum", select("gc_sidecar_resident_growth_bytes"))),),
+                unit="bytes",
+                empty=NO_SIDECAR,
+                look=Lines(min=None),
+            ),
+        ),
+        Panel(
+            54,
+            12,
+            8,
+            time_series(
+                "Growth rate",
+                "How fast a process's anonymous memory grows (below 0: shrinks), over 15 "
+                "minutes. 1 GiB an hour is about 300 KiB/s.",
+                (
+                    of_process(
+                        by_process(
+                            "sum",
+                            "deriv("
+                            + select("gc_sidecar_resident_memory_bytes", 'kind="anonymous"')
+                            + "[15m])",
+                        )
+                    ),
+                ),
+                unit="binBps",
+                empty=NO_SIDECAR,
+                look=Lines(min=None),
+            ),
+        ),
+        Panel(
+            55,
+            24,
+            8,
+            time_series(
+                "Device memory",
+                "GPU memory of torch, per worker. allocated: held by tensors, some of which wait "
+                "for GC. reserved: what torch keeps from the device, used or not.",
+                (
+                    Query(
+                        f"sum by ({PROCESS}, kind) ({select('gc_sidecar_device_memory_bytes')})",
+                        f"{PROCESS_LEGEND} {{{{kind}}}}",
+                    ),
+                ),
+                unit="bytes",
+                empty="No process uses a GPU through torch",
+            ),
+        ),
+    ),
+)
+
+MAINTENANCE = Row(
+    70,
+    "Maintenance: what it costs, what it yields",
+    (
+        Panel(
+            71,
+            12,
+            8,
+            time_series(
+                "Time in maintenance",
+                "How long maintain (unfreeze, collect, freeze again) stopped each process. It is "
+                f"meant for moments in which nobody measures. {ABOUT_ESTIMATE}",
+                (of_process(by_process("sum", increase("gc_sidecar_maintain_seconds_sum"))),),
+                unit="s",
+                empty=NO_SIDECAR,
+                look=Lines(bars=True),
+            ),
+        ),
+        Panel(
+            72,
+            12,
+            8,
+            time_series(
+                "Objects reclaimed by maintenance",
+                "Garbage that had waited and that maintain freed, per process. If it is always "
+                f"0, GC is not what holds your memory. {ABOUT_ESTIMATE}",
+                (of_process(by_process("sum", increase("gc_sidecar_reclaimed_objects_total"))),),
+                unit="short",
+                empty=NO_SIDECAR,
+                look=Lines(bars=True),
+            ),
+        ),
+        Panel(
+            73,
+            24,
+            8,
+            joined_table(
+                "Maintenance per process",
+                "What one maintenance run cost and yielded on average, since the process started.",
+                labels=(
+                    LabelColumn("role", "Role"),
+                    LabelColumn("dp_rank", "DP rank"),
+                    LabelColumn("rank", "Rank"),
+                ),
+                columns=(
+                    Column(
+                        title="Runs",
+                        expr=by_process("sum", select("gc_sidecar_maintain_seconds_count")),
+                        unit="short",
+                        empty="0",
+                        description="Maintenance runs since the process started.",
+                        decimals=0,
+                    ),
+                    Column(
+                        title="Pause per run",
+                        expr=by_process("sum", select("gc_sidecar_maintain_seconds_sum"))
+                        + " / ("
+                        + by_process("sum", select("gc_sidecar_maintain_seconds_count"))
+                        + " > 0)",
+                        unit="s",
+                        empty="-",
+                        description="How long one run stopped the process, on average.",
+                    ),
+                    Column(
+                        title="Objects per run",
+                        expr=by_process("sum", select("gc_sidecar_reclaimed_objects_total"))
+                        + " / ("
+                        + by_process("sum", select("gc_sidecar_maintain_seconds_count"))
+                        + " > 0)",
+                        unit="short",
+                        empty="-",
+                        description="Garbage objects that one run freed, on average.",
+                    ),
+                ),
+                empty=NO_SIDECAR,
+            ),
+        ),
+    ),
+)
+
+TRUST = Row(
+    90,
+    "How far to trust these numbers, and versions",
+    (
+        Panel(
+            91,
+            8,
+            7,
+            time_series(
+                "Lost pause records",
+                "Single records of pauses that were overwritten or damaged before the sidecar "
+                "read them. Counts, sums and histograms are exact all the same; only the list of "
+                f"single pauses has a gap. {ABOUT_ESTIMATE}",
+                (of_process(by_process("sum", increase("gc_sidecar_lost_records_total"))),),
+                unit="short",
+                empty=NO_SIDECAR,
+                look=Lines(bars=True, decimals=0),
+            ),
+        ),
+        Panel(
+            92,
+            8,
+            7,
+            time_series(
+                "Unreadable pages",
+                "Each process shows its state in a small file (its page). One that cannot be "
+                "read hides that process from everything here.",
+                (Query(engine_gauge("gc_sidecar_unreadable_pages"), "unreadable pages"),),
+                unit="short",
+                empty=NO_SIDECAR,
+                look=Lines(decimals=0, steps=((None, GREEN), (1, RED))),
+            ),
+        ),
+        Panel(
+            93,
+            8,
+            7,
+            time_series(
+                "RPC desyncs",
+                "How often replies of vLLM's RPC came out of step since the sidecar started. "
+                "After one, the sidecar controls through the run directory instead.",
+                (Query(engine_gauge("gc_sidecar_rpc_desync_total"), "desyncs"),),
+                unit="short",
+                empty=NO_SIDECAR,
+                look=Lines(decimals=0, steps=((None, GREEN), (1, ORANGE))),
+            ),
+        ),
+        Panel(
+            94,
+            18,
+            8,
+            joined_table(
+                "Versions in each process",
+                "Which Python and which engine each process runs. collector: generational is the "
+                "usual kind; with free-threaded, and with incremental in Python 3.14.0 to "
+                "3.14.4, freeze and budget are refused.",
+                labels=(
+                    LabelColumn("role", "Role"),
+                    LabelColumn("dp_rank", "DP rank"),
+                    LabelColumn("rank", "Rank"),
+                    LabelColumn("engine", "Engine"),
+                    LabelColumn("python", "Python"),
+                    LabelColumn("collector", "Collector"),
+                ),
+                columns=(
+                    Column(
+                        title="Agents",
+                        expr=f"max by ({PROCESS}, python, engine, collector) "
+                        f"({select('gc_sidecar_agent_info')})",
+                        unit="none",
+                        empty="-",
+                        description="1 where an agent reports.",
+                    ),
+                ),
+                empty="No process has an agent",
+                hidden=("Agents",),
+            ),
+        ),
+        Panel(
+            95,
+            6,
+            8,
+            joined_table(
+                "Sidecar",
+                "The version of the sidecar.",
+                labels=(
+                    LabelColumn("instance", "Instance"),
+                    LabelColumn("version", "Version"),
+                ),
+                columns=(
+                    Column(
+                        title="Sidecars",
+                        expr=f"max by (instance, version) ({select('gc_sidecar_build_info')})",
+                        unit="none",
+                        empty="-",
+                        description="1 where a sidecar reports.",
+                    ),
+                ),
+                empty=NO_SIDECAR,
+                hidden=("Sidecars",),
+            ),
+        ),
+    ),
+)
+
+ROWS = (NOW, PAUSES, POLICY_ROW, MEMORY, MAINTENANCE, TRUST)
+
+ANNOTATIONS = (
+    annotation(
+        "Operations",
+        f"sum by (operation, result) ({increase('gc_sidecar_operations_total')}) > 0",
+        colour=ORANGE,
+        title="{{operation}} {{result}}",
+        text="An operation ended shortly before this mark.",
+        labels=("operation", "result"),
+    ),
+    annotation(
+        "Measured windows",
+        f"{engine_gauge('gc_sidecar_window_open')} > 0",
+        colour=PURPLE,
+        title="Measured window",
+        text="Somebody measures here. When zoomed out, short windows can be missing.",
+        labels=(),
+    ),
+)
+
+
+def dashboard() -> models.Dashboard:
+    return build(
+        ENGINE_UID,
+        "gc-sidecar / Engine",
+        "Python GC in one vLLM engine: pauses, policy and memory of every process.",
+        ROWS,
+        one_engine=True,
+        links=(
+            dashboard_link(
+                "All engines", "Which engine is not safe to measure right now", FLEET_UID
+            ),
+        ),
+        annotations=ANNOTATIONS,
+    )

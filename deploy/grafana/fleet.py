@@ -1,0 +1,465 @@
+"""The dashboard of many engines: which of them is not safe to measure right now, and which are the worst.
+
+A table first, with one row per engine and the gravest verdict on top; then the worst engines over time.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import dashboard as models
+
+from deploy.grafana.panels import (
+    ENGINE_LEGEND,
+    ENGINE_UID,
+    FLEET_UID,
+    GREEN,
+    ORANGE,
+    POLICIES,
+    POLICY_COLOURS,
+    RED,
+    UP_DOWN,
+    VERDICTS,
+    YELLOW,
+    Column,
+    LabelColumn,
+    Lines,
+    Panel,
+    Query,
+    Row,
+    build,
+    dashboard_link,
+    from_on,
+    joined_table,
+    texts,
+    time_series,
+    timeline,
+)
+from deploy.grafana.queries import (
+    ENGINE,
+    GROWTH,
+    LEASE_REMAINING,
+    MEMORY_SHARE,
+    POLICY,
+    STALLED_SHARE,
+    VERDICT,
+    VERDICT_EXPLAINED,
+    increase,
+    longest_pause_of_engine,
+    of_engine,
+    select,
+)
+
+ENGINE_URL = (
+    f"/d/{ENGINE_UID}?${{datasource:queryparam}}&${{cluster:queryparam}}&${{namespace:queryparam}}"
+    "&${pod:queryparam}&var-instance=${__data.fields.instance}&${__url_time_range}"
+)
+TO_ENGINE = ({"title": "This engine in detail", "url": ENGINE_URL, "targetBlank": False},)
+POLICY_NAMES = texts({mode: (mode, colour) for mode, colour in POLICY_COLOURS.items()})
+NO_ENGINE = "No sidecar was scraped in this time range"
+WORST = 5
+
+
+def worst(expr: str) -> Query:
+    return Query(f"topk({WORST}, {expr})", ENGINE_LEGEND)
+
+
+def processes_in(state: str) -> str:
+    return of_engine(select("gc_sidecar_processes", f'state="{state}"'))
+
+
+def bad_state_column(state: str, meaning: str) -> Column:
+    return Column(
+        title=state.capitalize(),
+        expr=processes_in(state),
+        unit="short",
+        empty="-",
+        description=meaning,
+        steps=((None, GREEN), (1, RED)),
+        decimals=0,
+        coloured=True,
+        width=95,
+    )
+
+
+COLUMNS = (
+    Column(
+        title="Measure now?",
+        expr=VERDICT,
+        unit="none",
+        empty="unknown",
+        description=VERDICT_EXPLAINED,
+        mappings=(VERDICTS,),
+        coloured=True,
+        width=190,
+    ),
+    Column(
+        title="Engine",
+        expr=of_engine(select("gc_sidecar_engine_up")),
+        unit="none",
+        empty="no data",
+        description="Whether the vLLM engine beside the sidecar is up.",
+        mappings=(UP_DOWN,),
+        coloured=True,
+        width=80,
+    ),
+    Column(
+        title="Policy is set",
+        expr=f"max by ({ENGINE}, mode) ({select('gc_sidecar_policy')} == 1)",
+        unit="none",
+        empty="-",
+        description="1 at the policy that is wanted; the column Policy names it.",
+    ),
+    Column(
+        title="Coverage",
+        expr=of_engine(select("gc_sidecar_coverage_ratio")),
+        unit="percentunit",
+        empty="-",
+        description="Processes that have applied the policy, of all processes of the engine.",
+        steps=((None, RED), (1, GREEN)),
+        decimals=0,
+        coloured=True,
+        width=90,
+    ),
+    Column(
+        title="Longest full pause, 15 min",
+        expr=longest_pause_of_engine("15m"),
+        unit="s",
+        empty="none",
+        description=(
+            "At most so long was any process stopped by one full collection within 15 minutes, "
+            "one that was asked for included. It is the upper edge of a histogram bucket; 1 min "
+            "means that or more."
+        ),
+        steps=((None, GREEN), (0.1, YELLOW), (1, ORANGE)),
+        coloured=True,
+        width=120,
+    ),
+    Column(
+        title="Stalled by GC",
+        expr=STALLED_SHARE,
+        unit="percentunit",
+        empty="no data",
+        description=(
+            "Share of time in which at least one process of a lockstep group was stopped by GC, "
+            "so that the whole group waited. The worst group of the engine counts."
+        ),
+        steps=((None, GREEN), (0.001, YELLOW), (0.01, ORANGE)),
+        decimals=2,
+        coloured=True,
+        width=100,
+    ),
+    Column(
+        title="Memory growth",
+        expr=GROWTH,
+        unit="bytes",
+        empty="-",
+        description=(
+            "Anonymous memory that all processes have gained since the policy was entered. Under "
+            "freeze, cyclic garbage waits for maintain, so it grows."
+        ),
+        decimals=1,
+        width=110,
+    ),
+    Column(
+        title="Memory free",
+        expr=f"1 - {MEMORY_SHARE}",
+        unit="percentunit",
+        empty="no limit",
+        description="What is left of the container's memory limit; at none left the kernel kills the engine.",
+        steps=((None, RED), (0.05, ORANGE), (0.1, YELLOW), (0.2, GREEN)),
+        decimals=0,
+        coloured=True,
+        width=95,
+    ),
+    Column(
+        title="Lease ends in",
+        expr=LEASE_REMAINING,
+        unit="s",
+        empty="no lease",
+        description=(
+            "How long the policy lasts if nobody renews it. Then each process goes back to "
+            "CPython's own GC, and runs the full collection that it was spared."
+        ),
+        steps=((None, RED), (0, ORANGE), (300, GREEN)),
+        coloured=True,
+        width=100,
+    ),
+    bad_state_column(
+        "drifted", "Processes whose GC is no longer as the policy set it: someone else changed it."
+    ),
+    bad_state_column(
+        "stale", "Processes that have shown no sign of life for 5 s: stopped, or very busy."
+    ),
+    bad_state_column("uncovered", "Processes that should be there but have no agent."),
+    Column(
+        title="RPC desyncs",
+        expr=of_engine(select("gc_sidecar_rpc_desync_total")),
+        unit="short",
+        empty="-",
+        description="How often replies of vLLM's RPC came out of step since the sidecar started; 0 is right.",
+        steps=((None, GREEN), (1, ORANGE)),
+        decimals=0,
+        coloured=True,
+        width=95,
+    ),
+    Column(
+        title="Windows",
+        expr=of_engine(select("gc_sidecar_window_open")),
+        unit="short",
+        empty="-",
+        description="Measured windows that are open: somebody measures there now.",
+        decimals=0,
+        width=85,
+    ),
+)
+
+TABLE = joined_table(
+    "Engines",
+    "One row per engine; those on top are not safe to measure right now, and the first column "
+    "says why. A click on the pod or instance opens the engine's own dashboard.",
+    labels=(
+        LabelColumn("cluster", "Cluster"),
+        LabelColumn("namespace", "Namespace"),
+        LabelColumn("pod", "Pod", links=TO_ENGINE),
+        LabelColumn("instance", "Instance", links=TO_ENGINE),
+        LabelColumn("mode", "Policy", mappings=(POLICY_NAMES,), coloured=True, width=80),
+    ),
+    columns=COLUMNS,
+    empty=NO_ENGINE,
+    first=("Measure now?", "Pod", "Instance", "Policy"),
+    sort_by="Measure now?",
+    hidden=("Policy is set",),
+)
+
+ROWS = (
+    Row(
+        1,
+        "Which engine is not safe to measure right now",
+        (
+            Panel(2, 24, 11, TABLE),
+            Panel(
+                3,
+                24,
+                8,
+                timeline(
+                    "Verdict over time",
+                    "The first column of the table over time, one row per engine. "
+                    + VERDICT_EXPLAINED,
+                    (Query(VERDICT, ENGINE_LEGEND),),
+                    empty=NO_ENGINE,
+                    mappings=(VERDICTS,),
+                ),
+            ),
+        ),
+    ),
+    Row(
+        10,
+        f"The worst {WORST} engines over time",
+        (
+            Panel(
+                11,
+                12,
+                8,
+                time_series(
+                    "Stalled by GC",
+                    "Share of time in which at least one process of a lockstep group (one "
+                    "data-parallel rank: its engine core and workers) was stopped by GC, so that "
+                    "the whole group waited.",
+                    (worst(STALLED_SHARE),),
+                    unit="percentunit",
+                    empty=NO_ENGINE,
+                    look=Lines(steps=((None, GREEN), (0.01, ORANGE))),
+                ),
+            ),
+            Panel(
+                12,
+                12,
+                8,
+                time_series(
+                    "Longest full pause",
+                    "A full collection walks every object of a process and stops it meanwhile. "
+                    "Shown is the upper edge of the histogram bucket of the longest one: it "
+                    "lasted at most so long; 1 min means that or more. Those that were asked for "
+                    "(maintain, restore) count too.",
+                    (worst(longest_pause_of_engine("$__rate_interval")),),
+                    unit="s",
+                    empty="No full collection in this time range",
+                    look=Lines(points=True, steps=((None, GREEN), (1, ORANGE))),
+                ),
+            ),
+            Panel(
+                13,
+                12,
+                8,
+                time_series(
+                    "A collection runs right now",
+                    "For how long the full collection that runs at that moment has been seen. It "
+                    "stands at 0 nearly always: only collections that last through a scrape show "
+                    "here, while they last.",
+                    (worst(of_engine(select("gc_sidecar_in_progress_seconds"))),),
+                    unit="s",
+                    empty=NO_ENGINE,
+                ),
+            ),
+            Panel(
+                14,
+                12,
+                8,
+                time_series(
+                    "Full collections that nobody asked for",
+                    "How many full collections CPython itself started, in all processes, per "
+                    "minute. Under freeze there should be none.",
+                    (
+                        worst(
+                            f"60 * sum by ({ENGINE}) "
+                            "(rate("
+                            + select("gc_sidecar_pause_seconds_count", 'trigger="auto"')
+                            + "[$__rate_interval]))"
+                        ),
+                    ),
+                    unit="short",
+                    empty=NO_ENGINE,
+                    look=Lines(decimals=1),
+                ),
+            ),
+            Panel(
+                15,
+                12,
+                8,
+                time_series(
+                    "Memory growth since the policy was entered",
+                    "Anonymous memory that all processes of the engine have gained. Growth that "
+                    "maintain does not bring down is not cyclic garbage, and GC cannot help "
+                    "against it.",
+                    (worst(GROWTH),),
+                    unit="bytes",
+                    empty=NO_ENGINE,
+                    look=Lines(min=None),
+                ),
+            ),
+            Panel(
+                16,
+                12,
+                8,
+                time_series(
+                    "Memory used, of the limit",
+                    "The container's working set (usage without inactive file cache) as a share "
+                    "of its memory limit. At 100 % the kernel kills the engine.",
+                    (worst(MEMORY_SHARE),),
+                    unit="percentunit",
+                    empty="No engine has a memory limit",
+                    look=Lines(max=1, steps=((None, GREEN), (0.95, RED))),
+                ),
+            ),
+            Panel(
+                17,
+                12,
+                8,
+                time_series(
+                    "Lowest coverage",
+                    "Processes that have applied the policy, of all processes of the engine. "
+                    "Below 100 % a pause can come from the others.",
+                    (
+                        Query(
+                            f"bottomk({WORST}, {of_engine(select('gc_sidecar_coverage_ratio'))})",
+                            ENGINE_LEGEND,
+                        ),
+                    ),
+                    unit="percentunit",
+                    empty=NO_ENGINE,
+                    look=Lines(max=1, steps=((None, RED), (1, GREEN))),
+                ),
+            ),
+            Panel(
+                18,
+                12,
+                8,
+                time_series(
+                    "Processes that do not follow the policy",
+                    "Drifted (their GC was changed by someone else), stale (no sign of life for "
+                    "5 s), uncovered (no agent) or refused (their Python cannot do it).",
+                    (
+                        worst(
+                            f"sum by ({ENGINE}) ("
+                            + select(
+                                "gc_sidecar_processes", 'state=~"drifted|stale|uncovered|refused"'
+                            )
+                            + ")"
+                        ),
+                    ),
+                    unit="short",
+                    empty=NO_ENGINE,
+                    look=Lines(decimals=0, steps=((None, GREEN), (1, RED))),
+                ),
+            ),
+        ),
+    ),
+    Row(
+        20,
+        "Every engine over time",
+        (
+            Panel(
+                21,
+                24,
+                8,
+                timeline(
+                    "Policy",
+                    "The policy that is wanted, one row per engine. off: CPython's own GC. "
+                    "freeze: no automatic full collection. budget: full collections go on but "
+                    "are kept short.",
+                    (Query(POLICY, ENGINE_LEGEND),),
+                    empty=NO_ENGINE,
+                    mappings=(POLICIES,),
+                ),
+            ),
+            Panel(
+                22,
+                12,
+                8,
+                timeline(
+                    "Measured windows",
+                    "When somebody measured: the engine had at least one open window.",
+                    (Query(of_engine(select("gc_sidecar_window_open")), ENGINE_LEGEND),),
+                    empty=NO_ENGINE,
+                    mappings=(
+                        texts({"0": ("none", "transparent")}),
+                        from_on(1, "open", "blue"),
+                    ),
+                ),
+            ),
+            Panel(
+                23,
+                12,
+                8,
+                time_series(
+                    "Failed operations",
+                    "Operations (freeze, maintain, restore, ...) that did not reach every "
+                    "process, or whose end is not known. The count is estimated from scrapes.",
+                    (
+                        Query(
+                            f"sum by ({ENGINE}) ("
+                            + increase("gc_sidecar_operations_total", 'result!="applied"')
+                            + ")",
+                            ENGINE_LEGEND,
+                        ),
+                    ),
+                    unit="short",
+                    empty=NO_ENGINE,
+                    look=Lines(bars=True, decimals=0),
+                ),
+            ),
+        ),
+    ),
+)
+
+
+def dashboard() -> models.Dashboard:
+    return build(
+        FLEET_UID,
+        "gc-sidecar / Fleet",
+        "Python GC in many vLLM engines: which one is not safe to measure right now.",
+        ROWS,
+        one_engine=False,
+        links=(
+            dashboard_link("One engine", "Pauses, memory and policy of one engine", ENGINE_UID),
+        ),
+    )
