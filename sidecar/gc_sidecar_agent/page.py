@@ -364,11 +364,13 @@ def _numbers(head: bytes, count: int) -> dict[str, int | None]:
     if not 0 < count <= _MOST_NUMBERS:
         raise PageError(f"damaged: its header says that it has {count} numbers")
     values = struct.unpack_from(f"<{min(count, len(NUMBER_NAMES))}q", head, NUMBERS_OFFSET)
-    numbers: dict[str, int | None] = dict.fromkeys(NUMBER_NAMES)
-    numbers.update(
-        (name, None if value == NONE else value)
-        for name, value in zip(NUMBER_NAMES, values, strict=False)
-    )
+    numbers: dict[str, int | None] = dict(zip(NUMBER_NAMES, values, strict=False))
+    for name in NUMBER_NAMES[count:]:
+        numbers[name] = None
+    if NONE in values:
+        for name, value in zip(NUMBER_NAMES, values, strict=False):
+            if value == NONE:
+                numbers[name] = None
     return numbers
 
 

@@ -130,7 +130,7 @@ def test_ten_thousand_full_collections_are_counted_and_what_no_record_tells_is_n
     full = process["pauses"]["gen2"]
     assert full["count"] == seen["count"] == 10_000
     assert full["total_s"] == pytest.approx(seen["total_ns"] * 1e-9, rel=0.05)
-    # The ring holds 1,024, and the sidecar reads it twice a second.
+    # The ring holds 1,024, and the sidecar reads it once a second.
     assert full["lost_records"] > 0
     listed = [
         pause

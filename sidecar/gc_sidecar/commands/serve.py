@@ -6,6 +6,7 @@ Flags, then environment variables, then defaults; the server itself is `gc_sidec
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -20,8 +21,8 @@ reaches it by RPC over the engine's port (--engine-url) and by the board in the 
 
 EPILOG = """\
 examples:
-  gc-sidecar serve --run-dir /run/gc --engine-url http://localhost:8000
-  gc-sidecar serve --run-dir /run/gc --open-host 0.0.0.0 --open-port 9471   # board only
+  gc-sidecar serve --run-dir /run/gc-sidecar --engine-url http://localhost:8000
+  gc-sidecar serve --run-dir /run/gc-sidecar --open-host 0.0.0.0 --open-port 9471  # board only
   gc-sidecar serve --engine-url http://gpu-7:8000 --engine-token-file /secret/endpoint-token
   curl -X POST localhost:9470/gc/freeze; curl 'localhost:9470/gc?format=table'
 
@@ -130,8 +131,12 @@ def run(args: argparse.Namespace) -> int:
             "the run directory is no directory (yet): no process is seen until it is there",
             extra={"fields": fields},
         )
+    services = make_services(settings)
+    # Our own medicine: what has been loaded stays for good, and no scrape needs to wait while it is walked.
+    gc.collect()
+    gc.freeze()
     try:
-        serve(make_services(settings))
+        serve(services)
     except ListenError as error:
         return _fail(str(error), EXIT_FAILED)
     return EXIT_OK

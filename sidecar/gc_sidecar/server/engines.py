@@ -125,8 +125,10 @@ class Engines:
 
     @property
     def versions(self) -> list[str]:
-        """What the engines said that they are, each version once."""
-        return sorted({e.discovery.version for e in self._engines if e.discovery.version})
+        """Which versions of vLLM the engines said that they are, each once. Another engine says its name, too, and
+        so do its agents."""
+        versions = {e.discovery.version for e in self._engines if e.discovery.version}
+        return sorted(version for version in versions if " " not in version)
 
     def obstacles(self) -> list[Obstacle]:
         """Why there is no better transport, engine by engine."""

@@ -172,10 +172,23 @@ class Knowledge:
         for page in self.sight.snapshot.unreadable:
             found.append(Obstacle(page.code, f"{page.name}: {page.detail}"))
         is_cut_off = not self.engines.can_reach
-        found += [replace(each, blocking=is_cut_off) for each in self.engines.obstacles()]
+        found += [
+            replace(each, blocking=is_cut_off, remedy=self._remedy_for(each, roster))
+            for each in self.engines.obstacles()
+        ]
         if is_cut_off and not any(each.blocking for each in found):
             found.append(Obstacle("engine_unreachable", "no engine can be reached", blocking=True))
         return list(dict.fromkeys(found))
+
+    def _remedy_for(self, obstacle: Obstacle, roster: Roster) -> str | None:
+        """Its remedy, in the light of what pages show."""
+        has_started = any(
+            page.alive and page.report.state.ready and "api_server" in page.report.identity.roles
+            for page in self.sight.snapshot.pages
+        )
+        if obstacle.code == "engine_unreachable" and has_started:
+            return "the engine has started, so this is not its port: correct --engine-url"
+        return obstacle.remedy
 
     def why_nobody(self) -> Obstacle:
         """Why no process is seen."""

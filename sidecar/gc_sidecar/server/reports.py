@@ -6,6 +6,7 @@ makes no sense is an error with a reason here, or a None, and goes no further.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ class Identity:
     page_error: str | None = None
     agent_error: str | None = None
 
-    @property
+    @functools.cached_property
     def keys(self) -> tuple[Key, ...]:
         """The places that this process fills, the one it is shown under first."""
         return tuple(Key(role, self.dp_rank, self.rank) for role in self.roles)

@@ -13,7 +13,7 @@ class Timing:
     """In seconds, but for `rollback_share`, which is a share of a deadline."""
 
     # How often the run directory is read by itself, and how old a reading may be that is shown.
-    sight_poll_s: float = 0.5
+    sight_poll_s: float = 1.0
     sight_fresh_s: float = 0.1
     # A heartbeat that has not changed for this long on our own clock is stale.
     stale_after_s: float = 5.0

@@ -19,7 +19,11 @@ from gc_sidecar_agent.command import METHOD, Command
 from gc_sidecar_agent.endpoint import PATH as ENDPOINT_PATH
 
 FLOOR = (0, 25)
+NOT_AN_ENGINE = "not_an_engine"
 _RELEASE = re.compile(r"(\d+)\.(\d+)(\.\d+)?([.+-].*|(rc|a|b)\d+.*)?")
+
+# A list that names ours alone shuts out all others, vLLM's own among them.
+NAME_IT = "add gc_sidecar to VLLM_PLUGINS, beside the plugins that you use"
 
 # The secret of our route; None where there is none, or an EngineFault that says where it should be.
 Secret = Callable[[], "str | None"]
@@ -105,8 +109,8 @@ class DevTransport:
             raise EngineFault(
                 "dev_mode_off",
                 f"the engine has no /collective_rpc (HTTP {answer.status})",
-                "load the endpoint plugin (VLLM_PLUGINS=gc_sidecar, vLLM 0.28 and later) or start vLLM"
-                " with VLLM_SERVER_DEV_MODE=1; without them the board is used",
+                f"load the endpoint plugin (vLLM 0.28 and later: {NAME_IT}) or start vLLM with"
+                " VLLM_SERVER_DEV_MODE=1; without them the board is used",
                 sent=False,
             )
         names = _results(answer, "/collective_rpc")
@@ -177,9 +181,16 @@ async def ask_contact(http: httpx.AsyncClient, url: str, timeout_s: float) -> En
 
 
 async def _ask_version(http: httpx.AsyncClient, url: str, timeout_s: float) -> str | None:
-    """The engine's version; None for a frontend that has no such route."""
+    """The engine's version; None for a frontend that has no such route. Raises EngineFault."""
     answer = await ask(http, "GET", f"{url}/version", timeout_s)
     body = answer.json() if answer.status == 200 else None
+    if isinstance(body, dict) and "agents" in body:
+        raise EngineFault(
+            NOT_AN_ENGINE,
+            f"{url} is a gc-sidecar, not an engine",
+            "give the engine's own address: --engine-url",
+            sent=False,
+        )
     version = body.get("version") if isinstance(body, dict) else None
     return version[:100] if isinstance(version, str) else None
 
@@ -192,7 +203,7 @@ async def _find_plugin(
         raise EngineFault(
             "plugin_not_loaded",
             f"the engine has no route {ENDPOINT_PATH} (HTTP {answer.status})",
-            "install the agent with --endpoint-plugin and name it: VLLM_PLUGINS=gc_sidecar",
+            f"install the agent with --endpoint-plugin, and {NAME_IT}",
         )
     body = answer.json()
     method = body.get("method") if isinstance(body, dict) else None
