@@ -335,10 +335,11 @@ async def test_while_an_operation_runs_the_engine_is_asked_nothing(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
     engine = start_engine(behaviour={"rpc": "none"})
-    sidecar = await start_sidecar(engine)
+    # Time enough for the question that comes before the operation to be answered.
+    sidecar = await start_sidecar(engine, timing=replace(FAST, board_after_s=1.0))
     await sidecar.until_seen("board", 4)
     engine.set_process("worker-0-0", deaf=True)
-    change = asyncio.create_task(sidecar.client.post("/gc/freeze?deadline_s=0.5"))
+    change = asyncio.create_task(sidecar.client.post("/gc/freeze?deadline_s=2"))
     await sidecar.until(lambda s: s["operation"] and s["operation"]["generation"] is not None)
     engine.set(rpc="dev")
     while (await sidecar.status())["operation"] is not None:
