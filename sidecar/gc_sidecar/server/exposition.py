@@ -1,14 +1,14 @@
 """/metrics: what pages, last replies and the tally say, in Prometheus' formats. A scrape sends nothing.
 
-A collector with a registry of its own, so that nothing of this process's Python gets mixed in.
+No registry is asked, so that nothing of this process's own Python gets mixed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeAlias
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from gc_sidecar import __version__
 from gc_sidecar.server.knowledge import Knowledge
-from gc_sidecar.server.pauses import LOCKSTEP_ROLES, PauseLog
+from gc_sidecar.server.pauses import NANO, PauseLog
 from gc_sidecar.server.reports import Report
 from gc_sidecar.server.roster import STATES, Roster, Row
 from gc_sidecar.server.tally import LENGTH_BOUNDS, Tally
@@ -29,26 +29,24 @@ from gc_sidecar_agent.gate import POLICIES
 from gc_sidecar_agent.page import BUCKET_COUNT, BUCKETS_NS
 
 PROCESS = ("role", "dp_rank", "rank")
-NANO = 1e-9
 GENERATIONS = ("0", "1", "2")
 MEMORY_KINDS = ("anonymous", "file", "shared")
 DEVICE_KINDS = ("allocated", "reserved")
-TRIGGERS = ("auto", "requested")
+TRIGGER_LABELS = ("auto", "requested")
 EXIT_REASONS = ("lease_expired", "rss_growth", "freeze_failed", "restored")
-LIVE_STATES = frozenset(STATES) - {"gone", "stale", "uncovered"}
+PAUSE_BOUNDS = (*(f"{bound * NANO:g}" for bound in BUCKETS_NS), "+Inf")
+OPERATION_BOUNDS = (*(f"{bound:g}" for bound in LENGTH_BOUNDS), "+Inf")
 
 
 def render(
     knowledge: Knowledge, open_windows: int, tally: Tally, accept: str | None
 ) -> tuple[bytes, str]:
     """The exposition in the format that `accept` asks for, and its content type."""
-    registry = CollectorRegistry()
-    registry.register(_Exposition(knowledge, open_windows, tally))
     try:
         encoder, content_type = choose_encoder(accept or "")
     except (TypeError, ValueError):  # a version that is none
         encoder, content_type = choose_encoder("")
-    return encoder(registry), content_type
+    return encoder(_Exposition(knowledge, open_windows, tally)), content_type
 
 
 class _Exposition(Collector):
@@ -56,10 +54,6 @@ class _Exposition(Collector):
         self._knowledge = knowledge
         self._open_windows = open_windows
         self._tally = tally
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing is collected at registration."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """Everything, by the newest snapshot."""
@@ -81,15 +75,13 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
-def _count(report: Report, name: str) -> float:
-    return float(report.numbers.get(name) or 0)
-
-
 # --- one process ---
+
+_Family: TypeAlias = "type[CounterMetricFamily] | type[GaugeMetricFamily]"
 
 # Metrics that have one further label: name, kind, help, that label, its values, and the number of the page that
 # each value stands for, with the factor that makes it a base unit. What a process does not know has no series.
-_LABELLED: tuple[tuple[str, type[Metric], str, str, tuple[str, ...], str, float], ...] = (
+_LABELLED: tuple[tuple[str, _Family, str, str, tuple[str, ...], str, float], ...] = (
     (
         "collections", CounterMetricFamily, "Collections by GC generation; 2 are full ones.",
         "generation", GENERATIONS, "gen{}_count", 1,
@@ -117,11 +109,11 @@ _LABELLED: tuple[tuple[str, type[Metric], str, str, tuple[str, ...], str, float]
         "kind", DEVICE_KINDS, "device_{}_bytes", 1,
     ),
 )  # fmt: skip
-_SINGLE: tuple[tuple[str, type[Metric], str, Callable[[Row, Report, PauseLog], float]], ...] = (
+_SINGLE: tuple[tuple[str, _Family, str, Callable[[Row, Report, PauseLog], float]], ...] = (
     (
         "resident_growth_bytes", GaugeMetricFamily,
         "Growth of anonymous memory since the policy was entered.",
-        lambda row, report, log: _count(report, "growth_bytes"),
+        lambda row, report, log: float(report.number("growth_bytes")),
     ),
     (
         "observed_generation", GaugeMetricFamily,
@@ -135,11 +127,11 @@ _SINGLE: tuple[tuple[str, type[Metric], str, Callable[[Row, Report, PauseLog], f
     ),
     (
         "freezes", CounterMetricFamily, "Freezes of the heap.",
-        lambda row, report, log: _count(report, "freezes"),
+        lambda row, report, log: float(report.number("freezes")),
     ),
     (
         "reclaimed_objects", CounterMetricFamily, "Objects that maintenance collected.",
-        lambda row, report, log: _count(report, "reclaimed_objects"),
+        lambda row, report, log: float(report.number("reclaimed_objects")),
     ),
     (
         "lost_records", CounterMetricFamily,
@@ -168,22 +160,25 @@ def _process_metrics(rows: list[Row], log: PauseLog) -> Iterator[Metric]:
     )
     known = [(row, row.report, _labels(row)) for row in rows if row.report is not None]
     for _, report, labels in known:
-        for trigger in TRIGGERS:
+        for trigger in TRIGGER_LABELS:
+            counts = [report.number(f"{trigger}_bucket{index}") for index in range(BUCKET_COUNT)]
             pauses.add_metric(
-                [*labels, trigger], _buckets(report, trigger), _total_s(report, trigger)
+                [*labels, trigger],
+                _cumulative(PAUSE_BOUNDS, counts),
+                report.number(f"{trigger}_total_ns") * NANO,
             )
         maintains.add_metric(
-            labels, int(_count(report, "maintains")), _count(report, "maintain_total_ns") * NANO
+            labels, report.number("maintains"), report.number("maintain_total_ns") * NANO
         )
-        counts = {_text(reason): count for reason, count in report.state.exits.items()}
-        for reason in dict.fromkeys((*EXIT_REASONS, *counts)):
-            exits.add_metric([*labels, reason], counts.get(reason, 0))
+        ended = {_text(reason): count for reason, count in report.state.exits.items()}
+        for reason in dict.fromkeys((*EXIT_REASONS, *ended)):
+            exits.add_metric([*labels, reason], ended.get(reason, 0))
         identity = report.identity
         about = (identity.python, identity.engine, identity.collector)
         agents.add_metric([*labels, *(_text(each or "") for each in about)], 1)
     yield from (pauses, maintains, exits, agents)
     for name, kind, text, label, values, number, factor in _LABELLED:
-        family: Any = kind(f"gc_sidecar_{name}", text, labels=[*PROCESS, label])  # type: ignore[call-arg]
+        family = kind(f"gc_sidecar_{name}", text, labels=[*PROCESS, label])
         numbers = [(value, number.format(value)) for value in values]
         for _, report, labels in known:
             for value, key in numbers:
@@ -192,24 +187,14 @@ def _process_metrics(rows: list[Row], log: PauseLog) -> Iterator[Metric]:
                     family.add_metric([*labels, value], found * factor)
         yield family
     for name, kind, text, tell in _SINGLE:
-        family = kind(f"gc_sidecar_{name}", text, labels=PROCESS)  # type: ignore[call-arg]
+        family = kind(f"gc_sidecar_{name}", text, labels=PROCESS)
         for row, report, labels in known:
             family.add_metric(labels, tell(row, report, log))
         yield family
 
 
-def _buckets(report: Report, trigger: str) -> list[tuple[str, float]]:
-    bounds = [*(f"{bound * NANO:g}" for bound in BUCKETS_NS), "+Inf"]
-    total = 0.0
-    buckets = []
-    for index in range(BUCKET_COUNT):
-        total += _count(report, f"{trigger}_bucket{index}")
-        buckets.append((bounds[index], total))
-    return buckets
-
-
-def _total_s(report: Report, trigger: str) -> float:
-    return _count(report, f"{trigger}_total_ns") * NANO
+def _cumulative(bounds: Sequence[str], counts: Iterable[int]) -> list[tuple[str, float]]:
+    return [(b, float(c)) for b, c in zip(bounds, accumulate(counts), strict=True)]
 
 
 # --- the engine ---
@@ -230,7 +215,7 @@ def _engine_metrics(knowledge: Knowledge, roster: Roster, live: list[Row]) -> It
     yield policy
     yield processes
     coverage = roster.acknowledged / roster.expected if roster.expected else 0.0
-    is_up = any(row.page is not None and row.state in LIVE_STATES for row in roster.rows)
+    is_up = any(row.page is not None and row.state != "stale" for row in live)
     gauges = (
         ("coverage_ratio", "Processes that applied what is desired, of those expected.", coverage),
         ("desired_generation", "The generation of the desired policy.", desired.generation),
@@ -257,8 +242,8 @@ def _engine_metrics(knowledge: Knowledge, roster: Roster, live: list[Row]) -> It
         "Time that pauses held up the steps of a lockstep group: the union over its processes.",
         labels=["dp_rank"],
     )
-    lockstep = [row for row in live if not LOCKSTEP_ROLES.isdisjoint(row.roles)]
-    for dp_rank in sorted({row.key.dp_rank for row in lockstep}):
+    lockstep = [row.report.identity for row in live if row.report is not None]
+    for dp_rank in sorted({each.dp_rank for each in lockstep if each.is_in_lockstep}):
         stalls.add_metric([str(dp_rank)], knowledge.sight.log.stall_s(dp_rank))
     yield stalls
     for name, help_text in (
@@ -287,12 +272,7 @@ def _own_metrics(tally: Tally, open_windows: int) -> Iterator[Metric]:
         "gc_sidecar_operation_seconds", "How long operations took.", labels=["operation"]
     )
     for kind, length in tally.lengths.items():
-        total, buckets = 0, []
-        bounds = [*(f"{bound:g}" for bound in LENGTH_BOUNDS), "+Inf"]
-        for bound, count in zip(bounds, length.counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        lengths.add_metric([kind], buckets, length.total_s)
+        lengths.add_metric([kind], _cumulative(OPERATION_BOUNDS, length.counts), length.total_s)
     build = GaugeMetricFamily("gc_sidecar_build_info", "This sidecar.", labels=["version"])
     build.add_metric([__version__], 1)
     yield operations

@@ -18,6 +18,11 @@ STEPS_METRIC = "vllm:iteration_tokens_total"
 LATE_FACTOR = 3.0
 # With fewer tokens nothing can be said.
 LEAST_TOKENS = 50
+# Below this share of the stalled time GC does not explain it, above that it does.
+LITTLE, MOST = 0.2, 0.5
+# Less stalled time than this share of the window, or than the histogram can tell, is none.
+WORTH_TELLING = 0.001
+WORTH_TELLING_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -140,3 +145,38 @@ def _median(slices: Iterable[tuple[float, float, float]], tokens: float) -> floa
 
 def _middle(low: float, high: float) -> float:
     return low if math.isinf(high) else math.sqrt(low * high)
+
+
+# --- what is said of it ---
+
+
+@dataclass(frozen=True)
+class LatencyVerdict:
+    """What vLLM's own latency says of a window: `stalled_s` by anything, `gc_s` of GC, `explained` the share."""
+
+    says: str
+    stalled_s: float | None = None
+    gc_s: float | None = None
+    explained: float | None = None
+    typical_s: float | None = None
+    tokens: int | None = None
+
+
+def latency_verdict(
+    stalled: Mapping[int, Stalled], stalls: Mapping[int, float], duration_s: float
+) -> LatencyVerdict:
+    """What is said of it; `stalled` and `stalls` (by GC) are by data-parallel rank."""
+    if not stalled:
+        return LatencyVerdict("unknown: the engine's metrics tell too little of its latency")
+    stalled_s = sum(each.stalled_s for each in stalled.values())
+    gc_s = sum(stalls.get(dp_rank, 0.0) for dp_rank in stalled)
+    typical_s = max(each.typical_s for each in stalled.values())
+    tokens = sum(each.tokens for each in stalled.values())
+    if stalled_s < max(WORTH_TELLING_S, WORTH_TELLING * duration_s):
+        return LatencyVerdict("tokens came evenly", stalled_s, gc_s, None, typical_s, tokens)
+    explained = min(1.0, gc_s / stalled_s)
+    if explained < LITTLE:
+        says = "not the server's GC"
+    else:
+        says = "mostly the server's GC" if explained >= MOST else "partly the server's GC"
+    return LatencyVerdict(says, stalled_s, gc_s, explained, typical_s, tokens)

@@ -5,10 +5,11 @@ Records come once, when a page is read; nothing here reads anything. What is kep
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gc_sidecar.server.reports import Identity
@@ -22,21 +23,25 @@ FUTURE_S = 1.0
 REMEMBERED = 8192
 # How many separate intervals of a union can still grow together with one that comes late.
 OPEN_INTERVALS = 4096
-# An API server that stands still holds up its own clients, but no step of the engine.
-LOCKSTEP_ROLES = frozenset({"engine_core", "worker"})
+NANO = 1e-9
+
+
+@dataclass(frozen=True)
+class RingNews:
+    """New records of one ring. `following` is the sequence that the next one will have."""
+
+    following: int
+    records: tuple[Pause, ...] = ()
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """What one reading of a page told of new. `shift_ns` brings its process's monotonic clock to ours, and the two
-    `next` are the sequences that the next records will have."""
+    """What one reading of a page told of new, of full and of young collections. `shift_ns` brings its process's
+    monotonic clock to ours."""
 
     identity: Identity
     shift_ns: int
-    full_next: int
-    young_next: int
-    full: tuple[Pause, ...]
-    young: tuple[Pause, ...]
+    rings: tuple[RingNews, RingNews]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,6 @@ class SeenPause:
     def end_s(self) -> float:
         """When it ended, on our monotonic clock."""
         return self.start_s + self.duration_s
-
-    @property
-    def is_in_lockstep(self) -> bool:
-        """Whether the steps of a lockstep group waited for it."""
-        return not LOCKSTEP_ROLES.isdisjoint(self.who.roles)
 
 
 class IntervalUnion:
@@ -98,13 +98,21 @@ class IntervalUnion:
             del self._ends[: OPEN_INTERVALS // 2]
 
 
+def hold_up(
+    stalls: dict[int, IntervalUnion], pause: SeenPause, since_s: float, until_s: float = math.inf
+) -> None:
+    """Count the part of a pause between two moments into the stall of its lockstep group, if it is in one."""
+    if pause.who.is_in_lockstep:
+        union = stalls.setdefault(pause.who.dp_rank, IntervalUnion())
+        union.add(max(pause.start_s, since_s), min(pause.end_s, until_s))
+
+
 @dataclass
 class _Told:
-    """How far one process's records have come."""
+    """How far one process's records have come: the last sequence of each ring that is settled."""
 
     identity: Identity
-    full: int
-    young: int
+    last: list[int]
     lost: int = 0
 
 
@@ -126,10 +134,8 @@ class PauseLog:
         for arrival in arrivals:
             for pause in self._news(arrival):
                 (self._full if pause.gc_generation == 2 else self._young).append(pause)
-                if pause.is_in_lockstep and pause.start_s >= self.since_s:
-                    # Those before are another sidecar's to have counted: a restart must not look like a stall.
-                    union = self._stalls.setdefault(pause.who.dp_rank, IntervalUnion())
-                    union.add(pause.start_s, pause.end_s)
+                # What was before is another sidecar's to have counted: a restart must not look like a stall.
+                hold_up(self._stalls, pause, self.since_s)
                 for listener in self.listeners:
                     listener(pause)
 
@@ -138,28 +144,25 @@ class PauseLog:
         told = self._told.pop(token, None)
         is_first = told is None
         if told is None:
-            told = _Told(arrival.identity, 0, 0)
+            told = _Told(arrival.identity, [0] * len(arrival.rings))
         # A process may take on a role later; and whoever was told of last is forgotten last.
         told.identity = arrival.identity
         self._told[token] = told
         while len(self._told) > REMEMBERED:
             del self._told[next(iter(self._told))]
-        for name, following, records in (
-            ("full", arrival.full_next, arrival.full),
-            ("young", arrival.young_next, arrival.young),
-        ):
-            known = getattr(told, name)
-            news = [record for record in records if known < record.sequence < following]
-            if following > known:
+        for index, ring in enumerate(arrival.rings):
+            last = told.last[index]
+            news = [each for each in ring.records if last < each.sequence < ring.following]
+            if ring.following > last:
                 # What a process did before it was first seen is not lost: nobody was there to be told.
-                told.lost += 0 if is_first else following - 1 - known - len(news)
-                setattr(told, name, following - 1)
+                told.lost += 0 if is_first else ring.following - 1 - last - len(news)
+                told.last[index] = ring.following - 1
             latest_s = self._clock() + FUTURE_S
             for record in news:
                 pause = SeenPause(
                     told.identity,
-                    (record.start_ns + arrival.shift_ns) * 1e-9,
-                    record.duration_ns * 1e-9,
+                    (record.start_ns + arrival.shift_ns) * NANO,
+                    record.duration_ns * NANO,
                     record.gc_generation,
                     record.trigger,
                     record.collected_objects,
@@ -191,7 +194,5 @@ class PauseLog:
     @property
     def complete_since_s(self) -> float:
         """From when on all that was recorded is kept, on our monotonic clock."""
-        full: Sequence[SeenPause] = [
-            kept[0] for kept in (self._full, self._young) if len(kept) == KEPT
-        ]
-        return max([self.since_s, *(pause.end_s for pause in full)])
+        oldest = [kept[0] for kept in (self._full, self._young) if len(kept) == KEPT]
+        return max([self.since_s, *(pause.end_s for pause in oldest)])

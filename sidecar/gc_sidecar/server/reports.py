@@ -23,6 +23,8 @@ from gc_sidecar_agent.gate import POLICIES
 from gc_sidecar_agent.page import NUMBER_NAMES
 
 MAXIMUM_RANK = 1 << 16
+# An API server that stands still holds up its own clients, but no step of the engine.
+LOCKSTEP_ROLES = frozenset({"engine_core", "worker"})
 MAXIMUM_PROCESSES = 4096
 LAST_TIME = 253_402_300_799.0  # the end of the year 9999, the last that a date can tell
 
@@ -59,6 +61,11 @@ class Identity:
     agent: str | None = None
     page_error: str | None = None
     agent_error: str | None = None
+
+    @property
+    def is_in_lockstep(self) -> bool:
+        """Whether the steps of a lockstep group wait for it."""
+        return not LOCKSTEP_ROLES.isdisjoint(self.roles)
 
     @functools.cached_property
     def keys(self) -> tuple[Key, ...]:
@@ -136,6 +143,10 @@ class Report:
         apart by their dp_rank; whoever is no API server knows no such rank, and none of them then.
         """
         return self.identity.dp_rank if "api_server" in self.identity.roles else 0
+
+    def number(self, name: str) -> int:
+        """A counter of it; 0 where it does not know it."""
+        return self.numbers.get(name) or 0
 
     @property
     def thresholds(self) -> tuple[int | None, int | None, int | None]:

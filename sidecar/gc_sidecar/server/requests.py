@@ -29,7 +29,7 @@ from gc_sidecar.server.pauses import SeenPause
 from gc_sidecar.server.problems import Problem
 from gc_sidecar.server.reports import MAXIMUM_RANK, Identity
 from gc_sidecar.server.security import is_from_browser
-from gc_sidecar.server.windows import DEFAULT_MAX_PAUSE_MS, Limits
+from gc_sidecar.server.verdicts import DEFAULT_MAX_PAUSE_MS, Limits
 from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import (
     DEFAULT_DEADLINE_S,
@@ -47,6 +47,8 @@ FORMATS = ("json", "table")
 # How an answer looks, which is no field of the change.
 FORMAT_FIELD = "format"
 ABSENT = object()
+# The zone of a time whose `+` was not written as %2B in a query, where it means a blank.
+SPOILT_ZONE = re.compile(r"([T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?) (\d\d:\d\d)$")
 
 
 def _printable(value: str) -> str:
@@ -71,10 +73,14 @@ Rank = Annotated[int, Field(ge=0, le=MAXIMUM_RANK)]
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
-class ChangeFields(BaseModel):
-    """The fields of every route that changes something."""
+class BodyFields(BaseModel):
+    """Fields of which none is guessed: an unknown one and a wrong type are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ChangeFields(BodyFields):
+    """The fields of every route that changes something."""
 
     owner: Owner = Field(ANONYMOUS, description="whose policy it is")
     deadline_s: Deadline = Field(DEFAULT_DEADLINE_S, description="how long the answer may take")
@@ -139,10 +145,8 @@ class LeaseFields(ChangeFields):
     )
 
 
-class WindowFields(BaseModel):
+class WindowFields(BodyFields):
     """POST /gc/windows"""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Owner | None = Field(None, description="what is measured, for people")
     window_id: OperationId | None = Field(
@@ -164,10 +168,8 @@ class WindowFields(BaseModel):
         return Limits(self.max_pause_ms, self.max_stall_ms, self.max_growth_bytes)
 
 
-class ClosingFields(BaseModel):
+class ClosingFields(BodyFields):
     """POST /gc/windows/{id}/close"""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class PauseFilter(BaseModel):
@@ -195,8 +197,7 @@ class PauseFilter(BaseModel):
     @field_validator("since", mode="before")
     @classmethod
     def _mend_plus(cls, value: Any) -> Any:
-        # In a query a `+` that nobody wrote as %2B means a blank.
-        return re.sub(r"(?<=\d) (?=\d\d:\d\d$)", "+", value) if isinstance(value, str) else value
+        return SPOILT_ZONE.sub(r"\1+\2", value) if isinstance(value, str) else value
 
     @field_validator("since")
     @classmethod
@@ -234,8 +235,7 @@ async def read_change(request: Request, fields: type[ChangeFields], kind: str) -
 
 async def read_fields(request: Request, fields: type[Fields]) -> Fields:
     """The fields of a request, from its body or from its query. Raises Problem."""
-    query = _query(request)
-    query.pop(FORMAT_FIELD, None)
+    query = _fields_of_query(request)
     body = await _body(request)
     if body is ABSENT:
         return _validated(fields, query, from_query=True)
@@ -247,9 +247,7 @@ async def read_fields(request: Request, fields: type[Fields]) -> Fields:
 
 def read_filter(request: Request, fields: type[Fields]) -> Fields:
     """The parameters of a route that only reads. Raises Problem."""
-    query = _query(request)
-    query.pop(FORMAT_FIELD, None)
-    return _validated(fields, query, from_query=True)
+    return _validated(fields, _fields_of_query(request), from_query=True)
 
 
 def read_format(request: Request, others: bool = False) -> str:
@@ -274,6 +272,12 @@ def _query(request: Request) -> dict[str, str]:
             raise Problem("invalid_field", f"{name} is given twice")
         fields[name] = value
     return fields
+
+
+def _fields_of_query(request: Request) -> dict[str, str]:
+    query = _query(request)
+    query.pop(FORMAT_FIELD, None)
+    return query
 
 
 async def _body(request: Request) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import platform
 import shlex
-import uuid
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -25,25 +24,26 @@ from gc_sidecar.server.attempt import NAMED
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.exposition import render
 from gc_sidecar.server.obstacle import Obstacle
-from gc_sidecar.server.operations import Operation
+from gc_sidecar.server.operations import Operation, new_id
 from gc_sidecar.server.problems import PROBLEM_MEDIA_TYPE, Problem, problem_response, to_json
 from gc_sidecar.server.roster import Roster
 from gc_sidecar.server.tally import Tally
+from gc_sidecar.server.verdicts import Window
 from gc_sidecar.server.views import (
     change_view,
     obstacle_view,
     operation_view,
     pauses_view,
     status_view,
+    window_line,
     window_view,
 )
-from gc_sidecar.server.windows import Window, Windows
+from gc_sidecar.server.windows import Windows
 from gc_sidecar_agent import __version__ as agent_version
 from gc_sidecar_agent.commands.output import show_change
-from gc_sidecar_agent.commands.pauses import show as show_pauses
+from gc_sidecar_agent.commands.pauses import show_pauses
 from gc_sidecar_agent.commands.status import show as show_status
-from gc_sidecar_agent.commands.window import show as show_window
-from gc_sidecar_agent.commands.window import show_all as show_windows
+from gc_sidecar_agent.commands.window import show_window, show_windows
 
 RETRY_AFTER_S = "1"
 PROBLEM_CONTENT = {"content": {PROBLEM_MEDIA_TYPE: {"schema": {"type": "object"}}}}
@@ -85,10 +85,10 @@ ACTIONS = (
     ),
 )  # fmt: skip
 READS = (
-    "/gc", "/gc/operations/{id}", "/gc/pauses", "/gc/windows", "/gc/windows/{id}",
+    "/gc", "/gc/operations/{id}", "/gc/pauses", "/gc/windows", "/gc/windows/{window_id}",
     "/healthz", "/readyz", "/metrics", "/version", "/",
 )  # fmt: skip
-OPENING, CLOSING = "/gc/windows", "/gc/windows/{id}/close"
+OPENING, CLOSING = "/gc/windows", "/gc/windows/{window_id}/close"
 
 
 def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> APIRouter:
@@ -201,12 +201,12 @@ def _add_windows(router: APIRouter, windows: Windows) -> None:
     async def post_window(request: Request) -> Response:
         style = requests.read_format(request, others=True)
         fields = await requests.read_fields(request, requests.WindowFields)
-        window_id = fields.window_id or f"window-{uuid.uuid4().hex[:12]}"
+        window_id = fields.window_id or new_id("window")
         window, is_new = await windows.open(window_id, fields.name, fields.limits)
         return await answer_window(window, style, 201 if is_new else 200)
 
     @router.post(
-        CLOSING.replace("{id}", "{window_id}"),
+        CLOSING,
         summary="Close a window and judge it",
         openapi_extra=_describe_fields(requests.ClosingFields),
         responses={404: PROBLEM_CONTENT},
@@ -224,7 +224,7 @@ def _add_windows(router: APIRouter, windows: Windows) -> None:
     @router.get("/gc/windows", summary="All windows, newest first")
     async def get_windows(request: Request) -> Response:
         style = requests.read_format(request)
-        view = {"windows": [window_view(window, window.verdict) for window in windows.all()]}
+        view = {"windows": [window_line(window) for window in windows.all()]}
         return _answer(view, show_windows(view) if style == "table" else None)
 
     async def answer_window(window: Window, style: str, status: int = 200) -> Response:

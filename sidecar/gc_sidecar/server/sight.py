@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gc_sidecar.server.obstacle import Obstacle
-from gc_sidecar.server.pauses import Arrival, PauseLog
+from gc_sidecar.server.pauses import NANO, Arrival, PauseLog, RingNews
 from gc_sidecar.server.reports import Key, Report, ReportError, parse_report
 from gc_sidecar_agent.page import PageError, clock_offset_ns, list_pages, read_page
 
@@ -23,6 +23,8 @@ MAXIMUM_PAGES = 4096
 # All processes of one machine share the monotonic clock, so a jump of the wall clock moves no pause; one whose
 # clocks lie further apart than this runs elsewhere, or in a time namespace of its own.
 SAME_CLOCK_NS = 1_000_000_000
+# How many records of each process are taken over from the time before we saw it.
+FIRST_FULL, FIRST_YOUNG = 256, 64
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class PageReading:
     report: Report
     alive: bool
     unchanged_s: float
+    # For how long we have seen a full collection run, and when it began by its own word, on our clock.
     collecting_s: float | None
+    collecting_start_s: float | None
     # Whether the numbers were written after the description; right after a change they may be older.
     settled: bool
 
@@ -148,7 +152,7 @@ class Sight:
     def _read_one(self, name: str, now: float) -> tuple[PageReading, Arrival, _Memory]:
         assert self.run_dir is not None
         known = self._memories.get(name)
-        content = read_page(self.run_dir, name, after=known.told if known else (0, 0))
+        content = read_page(self.run_dir, name, after=known.told if known else self._newest(name))
         if known and known.report and content.description is known.description:
             # Most of the time only numbers have changed, and those a page has been checked for.
             report = replace(
@@ -168,11 +172,12 @@ class Sight:
         arrival = Arrival(
             report.identity,
             0 if has_our_clock else differs_ns,
-            report.numbers.get("full_ring_next") or 1,
-            report.numbers.get("young_ring_next") or 1,
-            content.full_pauses,
-            content.young_pauses,
+            (
+                RingNews(report.number("full_ring_next") or 1, content.full_pauses),
+                RingNews(report.number("young_ring_next") or 1, content.young_pauses),
+            ),
         )
+        is_collecting = report.collecting_since and content.alive
         memory = _Memory(
             heartbeat=heartbeat,
             heartbeat_since=known.heartbeat_since if heartbeat == known.heartbeat else now,
@@ -184,7 +189,7 @@ class Sight:
             generation_heartbeat=(
                 known.generation_heartbeat if generation == known.generation else heartbeat
             ),
-            told=(arrival.full_next - 1, arrival.young_next - 1),
+            told=(arrival.rings[0].following - 1, arrival.rings[1].following - 1),
             has_our_clock=has_our_clock,
             description=content.description,
             report=report,
@@ -195,12 +200,20 @@ class Sight:
             alive=content.alive,
             unchanged_s=now - memory.heartbeat_since,
             # A process that died in a collection collects no more.
-            collecting_s=(
-                now - memory.collecting_seen if report.collecting_since and content.alive else None
+            collecting_s=now - memory.collecting_seen if is_collecting else None,
+            collecting_start_s=(
+                (report.collecting_since + arrival.shift_ns) * NANO if is_collecting else None
             ),
             settled=heartbeat != memory.generation_heartbeat,
         )
         return reading, arrival, memory
+
+    def _newest(self, name: str) -> tuple[int, int]:
+        """After which records to begin with a page that is new to us: a few tell enough of the past."""
+        assert self.run_dir is not None
+        numbers = read_page(self.run_dir, name).numbers
+        full, young = (numbers[f"{ring}_ring_next"] or 1 for ring in ("full", "young"))
+        return max(0, full - 1 - FIRST_FULL), max(0, young - 1 - FIRST_YOUNG)
 
 
 def _key_of(name: str) -> Key | None:

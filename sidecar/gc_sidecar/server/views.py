@@ -17,13 +17,12 @@ from gc_sidecar.server.desired import Desired
 from gc_sidecar.server.logs import rfc3339
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.operations import Line, Operation
-from gc_sidecar.server.pauses import PauseLog, SeenPause
+from gc_sidecar.server.pauses import NANO, PauseLog, SeenPause
 from gc_sidecar.server.reports import LAST_TIME, Identity, Report
 from gc_sidecar.server.requests import PauseFilter
 from gc_sidecar.server.roster import Roster, Row
-from gc_sidecar.server.windows import ProcessVerdict, Verdict, Window
+from gc_sidecar.server.verdicts import ProcessVerdict, Verdict, Window
 
-NANO = 1e-9
 MEMORY_FIELDS = (
     "anonymous_bytes",
     "file_bytes",
@@ -199,8 +198,8 @@ def _process_view(who: Identity) -> dict[str, Any]:
     }
 
 
-def window_view(window: Window, verdict: Verdict | None) -> dict[str, Any]:
-    """A window; of one that is open `verdict` is as if it were closed now, or None where nobody asked."""
+def window_line(window: Window) -> dict[str, Any]:
+    """A window among others: no more than whether it is clean, which is null before it is closed."""
     closed_s = window.closed_s
     return {
         "id": window.id,
@@ -213,7 +212,16 @@ def window_view(window: Window, verdict: Verdict | None) -> dict[str, Any]:
         ),
         "duration_s": round(window.duration_s(), 6),
         "limits": asdict(window.limits),
-        "verdict": None if verdict is None else verdict_view(verdict, window.duration_s()),
+        "clean": window.verdict.is_clean if window.verdict else None,
+    }
+
+
+def window_view(window: Window, verdict: Verdict) -> dict[str, Any]:
+    """A window with its verdict; of one that is open, as if it were closed now."""
+    return {
+        **window_line(window),
+        "clean": verdict.is_clean,
+        "verdict": verdict_view(verdict, window.duration_s()),
     }
 
 
@@ -251,7 +259,7 @@ def verdict_view(verdict: Verdict, duration_s: float) -> dict[str, Any]:
         },
         "lost_records": verdict.lost,
         "processes": [_process_verdict_view(process) for process in verdict.processes],
-        "pauses": [pause_view(pause) for pause in reversed(verdict.pauses)],
+        "pauses": [pause_view(pause) for pause in verdict.pauses],
         "pauses_not_listed": verdict.unlisted,
         "not_seen": "the GC of the client that measures: meter it there",
     }

@@ -9,7 +9,7 @@ from gc_sidecar_agent.commands.output import count, role, seconds, table, word
 COLUMNS = ("STARTED", "ROLE", "TRIGGER", "DP", "RANK", "PID", "GEN", "PAUSE", "COLLECTED")
 
 
-def show(document: dict[str, Any]) -> str:
+def show_pauses(document: dict[str, Any]) -> str:
     """The pauses for people, newest first."""
     pauses = document.get("pauses") or []
     parts = [pause_table(pauses) if pauses else "no such pause has been recorded"]

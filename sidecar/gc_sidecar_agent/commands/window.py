@@ -21,7 +21,7 @@ LIST_COLUMNS = ("ID", "STATE", "VERDICT", "NAME", "OPENED", "LENGTH")
 SHOWN_PAUSES = 10
 
 
-def show(document: dict[str, Any]) -> str:
+def show_window(document: dict[str, Any]) -> str:
     """One window and its verdict for people."""
     window = document.get("window") or {}
     verdict = window.get("verdict") or {}
@@ -66,7 +66,7 @@ def show(document: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def show_all(document: dict[str, Any]) -> str:
+def show_windows(document: dict[str, Any]) -> str:
     """One line for each window."""
     windows = document.get("windows") or []
     if not windows:
@@ -87,10 +87,10 @@ def show_all(document: dict[str, Any]) -> str:
 
 def verdict_word(window: dict[str, Any]) -> str:
     """clean or NOT clean; of an open window, so far."""
-    verdict = window.get("verdict")
-    if not verdict:
+    clean = window.get("clean")
+    if clean is None:
         return UNKNOWN
-    text = "clean" if verdict.get("clean") else "NOT clean"
+    text = "clean" if clean else "NOT clean"
     return text if window.get("state") == "closed" else f"{text} so far"
 
 

@@ -9,8 +9,13 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from gc_sidecar.server.latency import Latencies, Stalled, read_latencies, stalled_between
-from gc_sidecar.server.windows import latency_verdict
+from gc_sidecar.server.latency import (
+    Latencies,
+    Stalled,
+    latency_verdict,
+    read_latencies,
+    stalled_between,
+)
 
 # vLLM's own.
 BOUNDS = (

@@ -16,10 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gc_sidecar.server import pauses, sight
-from gc_sidecar.server.pauses import OPEN_INTERVALS, Arrival, IntervalUnion, PauseLog, SeenPause
+from gc_sidecar.server.pauses import (
+    OPEN_INTERVALS,
+    Arrival,
+    IntervalUnion,
+    PauseLog,
+    RingNews,
+    SeenPause,
+)
 from gc_sidecar.server.reports import Identity
 from gc_sidecar.server.sight import Sight
-from gc_sidecar_agent.commands.pauses import show
+from gc_sidecar_agent.commands.pauses import show_pauses
 from gc_sidecar_agent.page import RING_RECORDS, Pause
 from tests.unit.server.conftest import Sidecar, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
@@ -52,9 +59,11 @@ def arrival(
     def following(given: int | None, records: tuple[Pause, ...]) -> int:
         return given or (records[-1].sequence + 1 if records else 1)
 
-    return Arrival(
-        who, shift_ns, following(full_next, full), following(young_next, young), full, young
+    rings = (
+        RingNews(following(full_next, full), full),
+        RingNews(following(young_next, young), young),
     )
+    return Arrival(who, shift_ns, rings)
 
 
 def new_log() -> PauseLog:
@@ -473,7 +482,7 @@ async def test_only_the_newest_come_where_more_match_than_are_asked_for(
     assert found["matching"] == 6
     table = (await sidecar.client.get("/gc/pauses?limit=2&gc_generation=2&format=table")).text
     assert table.endswith("\n")
-    assert table == show(found) + "\n"
+    assert table == show_pauses(found) + "\n"
     assert "4 more match" in table
     assert table.splitlines()[0].split()[:3] == ["STARTED", "ROLE", "TRIGGER"]
     nothing = (await sidecar.client.get("/gc/pauses?min_duration_s=99&format=table")).text

@@ -409,7 +409,7 @@ async def test_the_index_version_and_openapi_are_there(seen: Sidecar) -> None:
     assert {"since", "min_duration_s", "role", "trigger", "format"} <= {
         parameter["name"] for parameter in pauses["parameters"]
     }
-    assert {"GET /gc/pauses", "POST /gc/windows", "POST /gc/windows/{id}/close"} <= set(
+    assert {"GET /gc/pauses", "POST /gc/windows", "POST /gc/windows/{window_id}/close"} <= set(
         index["routes"]
     )
 

@@ -16,6 +16,7 @@ from gc_sidecar.server.sight import Sight
 from gc_sidecar_agent.page import PAGE_BYTES
 from tests.unit.server.conftest import FAST, Sidecar, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
+from tests.vllm.real_vllm import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -206,6 +207,22 @@ async def test_why_nothing_is_seen_is_told(
     if code == "no_pages":
         remedy = next(r["remedy"] for r in ready.json()["reasons"] if r["code"] == code)
         assert remedy.endswith("and VLLM_PLUGINS, if set, must name gc_sidecar")
+
+
+async def test_the_wrong_port_of_an_engine_that_runs_is_told_as_that(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    def remedy(status: dict[str, Any]) -> str | None:
+        found = {each["code"]: each["remedy"] for each in status["reasons"]}
+        remedy: str | None = found.get("engine_unreachable")
+        return remedy
+
+    engine = start_engine()
+    engine.set_process("api_server-0-0", starting=True)
+    sidecar = await start_sidecar(engine_url=(f"http://127.0.0.1:{free_port()}",))
+    await sidecar.until(lambda s: "may still be starting" in (remedy(s) or ""))
+    engine.set_process("api_server-0-0", starting=False)
+    await sidecar.until(lambda s: "this is not its port" in (remedy(s) or ""))
 
 
 async def test_what_keeps_it_from_being_ready_is_told_first_and_the_rest_beside_it(

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gc_sidecar.server import windows
+from gc_sidecar.server import verdicts
 from gc_sidecar.server.desired import Desired
 from gc_sidecar.server.pauses import SeenPause
 from gc_sidecar.server.reports import Identity
-from gc_sidecar.server.windows import Limits, Window
-from gc_sidecar_agent.commands.window import show, show_all
+from gc_sidecar.server.verdicts import Limits, Window
+from gc_sidecar_agent.commands.window import show_window, show_windows
 from gc_sidecar_agent.page import NUMBER_NAMES, RING_RECORDS
 from tests.unit.server.conftest import FAST, Sidecar, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
@@ -84,16 +84,16 @@ def test_the_stall_of_a_group_is_no_sum_and_an_api_server_has_none() -> None:
 
 def test_of_very_many_pauses_the_longest_are_kept_one_by_one() -> None:
     measured = window(100)
-    count = 5 * windows.LISTED
+    count = 5 * verdicts.LISTED
     for index in range(count):
         length_s = (index * 7919 % count + 1) / 1e5
         measured.add(pause(101 + index, 101 + index + length_s))
-        assert len(measured.pauses) <= 2 * windows.LISTED
+        assert len(measured.pauses) <= 2 * verdicts.LISTED
     assert measured.seen == measured.sums["worker"][2].within == count
-    kept = windows.longest_of(measured.pauses)
-    assert len(kept) == windows.LISTED
+    kept = verdicts.longest_of(measured.pauses)
+    assert len(kept) == verdicts.LISTED
     assert min(each.duration_s for each in kept) == pytest.approx(
-        (count - windows.LISTED + 1) / 1e5
+        (count - verdicts.LISTED + 1) / 1e5
     )
 
 
@@ -586,6 +586,25 @@ async def test_a_collection_that_still_runs_at_the_closing_counts_as_far_as_it_h
     assert verdict["stalls"][0]["stall_s"] < running["duration_s"]
 
 
+async def test_the_stall_of_one_that_was_first_seen_by_the_closing_counts_from_where_it_began(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    # It looks so seldom that only the closing sees it.
+    sidecar = await start_sidecar(engine, timing=replace(QUICK, sight_poll_s=30.0))
+    await sidecar.until_seen("plugin", 4)
+    await opened(sidecar, max_stall_ms=100)
+    began_s = time.monotonic()
+    engine.set_process("worker-0-1", collecting_since_ns=time.monotonic_ns())
+    await asyncio.sleep(0.2)  # the collection itself
+    engine.set_process("worker-0-1", still=True)
+    closing_s = time.monotonic()
+    verdict = await closed(sidecar)
+    assert reason_codes(verdict) == ["pause_over_limit", "stall_over_limit"]
+    assert 0.2 <= verdict["stalls"][0]["stall_s"] <= time.monotonic() - began_s
+    assert closing_s - began_s <= verdict["longest_pause"]["duration_s"]
+
+
 async def test_one_that_ends_while_the_window_is_closed_counts_with_its_real_length(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
@@ -617,7 +636,7 @@ async def test_one_that_began_after_the_closing_is_not_of_the_window(
     await until_state(sidecar, "closing")
     await seen(sidecar)  # each of these reads all pages
     await seen(sidecar)
-    engine.set_process("worker-0-1", collecting_since_ns=99)
+    engine.set_process("worker-0-1", collecting_since_ns=time.monotonic_ns())
     engine.collect("engine_core-0-0", 0.3)
     verdict = await closing
     assert reason_codes(verdict) == ["process_silent"]
@@ -671,21 +690,25 @@ async def test_one_who_asks_while_it_is_closed_gets_no_half_verdict(
     assert reason_codes(await closing) == []
 
 
-async def test_a_closing_that_fails_leaves_it_open(
+async def test_a_closing_that_fails_can_be_tried_again_and_its_end_stays_where_it_was(
     start_engine: StartEngine, start_sidecar: StartSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, sidecar = await start(start_engine, start_sidecar)
+    engine, sidecar = await start(start_engine, start_sidecar)
     await opened(sidecar)
 
     def fail(*_: object) -> None:
         raise RuntimeError("made to fail")
 
-    monkeypatch.setattr(windows, "_over_limits", fail)
+    monkeypatch.setattr(verdicts, "_over_limits", fail)
     with pytest.raises(RuntimeError):
         await sidecar.services.windows.close("w")
     monkeypatch.undo()
-    assert (await seen(sidecar))["state"] == "open"
-    assert reason_codes(await closed(sidecar)) == []
+    assert (await seen(sidecar))["state"] == "closing"
+    engine.collect("worker-0-1", 0.06)  # after its end
+    await sidecar.until_recorded(1)
+    verdict = await closed(sidecar)
+    assert reason_codes(verdict) == []
+    assert process(verdict, "worker-0-1")["pauses"]["gen2"]["count"] == 0
 
 
 async def test_the_same_id_again_is_the_same_window_and_with_other_fields_a_conflict(
@@ -733,7 +756,10 @@ async def test_only_so_many_are_open_at_once_and_metrics_tell(
     assert "gc_sidecar_window_open 16.0" in (await sidecar.open_client.get("/metrics")).text
     await closed(sidecar, "w7")
     assert (await sidecar.client.post("/gc/windows")).status_code == 201
-    ids = [each["id"] for each in (await sidecar.client.get("/gc/windows")).json()["windows"]]
+    listed = (await sidecar.client.get("/gc/windows")).json()["windows"]
+    assert all("verdict" not in each for each in listed), "a list is short"
+    assert {each["clean"] for each in listed} == {False, None}, "known of those that are closed"
+    ids = [each["id"] for each in listed]
     assert ids[1:] == [f"w{index}" for index in reversed(range(16))]
 
 
@@ -760,10 +786,10 @@ async def test_what_is_judged_holds_nothing_more_than_its_verdict(
     engine.collect("worker-0-1", 1e-6, times=900)
     await sidecar.until_recorded(900)
     verdict = await closed(sidecar)
-    assert len(verdict["pauses"]) == windows.LISTED
-    assert verdict["pauses_not_listed"] == 900 - windows.LISTED
+    assert len(verdict["pauses"]) == verdicts.LISTED
+    assert verdict["pauses_not_listed"] == 900 - verdicts.LISTED
     window_ = sidecar.services.windows.get("w")
-    assert (window_.pauses, window_.sums, window_.stalls, window_.marks) == ([], {}, {}, {})
+    assert (window_.pauses, window_.sums, window_.stalls, window_.pages) == ([], {}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -800,13 +826,13 @@ async def test_windows_are_shown_as_tables_too(
     await asyncio.sleep(0.08)
     table = (await sidecar.client.post("/gc/windows/w/close?format=table")).text
     document = (await sidecar.client.get("/gc/windows/w")).json()
-    assert table == show(document) + "\n"
+    assert table == show_window(document) + "\n"
     assert table.startswith("window w (run 1): closed NOT clean, ")
     assert "pause_over_limit: worker dp0 rank 1: a gen2 collection of 60.0 ms" in table
     assert "stall   dp0 60.0 ms" in table
     assert "unseen  the GC of the client" in table
     listed = (await sidecar.client.get("/gc/windows?format=table")).text
-    assert listed == show_all((await sidecar.client.get("/gc/windows")).json()) + "\n"
+    assert listed == show_windows((await sidecar.client.get("/gc/windows")).json()) + "\n"
 
 
 # --- the engine's own latency ---
