@@ -19,7 +19,7 @@ VERBS = {
     "install-agent": Verb(
         "gc_sidecar.commands.install_agent", "write the directory that vLLM loads the agent from"
     ),
-    "demo": Verb("gc_sidecar.commands.demo", "the whole story on the terminal, on a real engine"),
+    "demo": Verb("gc_sidecar.commands.demo", "the whole story on the terminal, engine included"),
 }
 
 

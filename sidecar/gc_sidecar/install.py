@@ -116,6 +116,13 @@ class Installation:
     written: list[str]
     removed: list[str]
 
+    @property
+    def endpoint_plugin_removed(self) -> bool:
+        """Whether an endpoint plugin was there before, and is no more."""
+        return not self.endpoint_plugin and any(
+            name.startswith(f"{ENDPOINT}-") for name in self.removed
+        )
+
 
 @dataclass(frozen=True)
 class _File:

@@ -83,6 +83,6 @@ def make_tiny_model(directory: Path) -> Path:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: tiny_model.py DIRECTORY")
     print(make_tiny_model(Path(sys.argv[1])))

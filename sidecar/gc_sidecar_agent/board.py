@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gc_sidecar_agent.command import (
     MAXIMUM_GENERATION,
@@ -20,6 +21,9 @@ from gc_sidecar_agent.command import (
     parse_command,
     shown,
 )
+
+if TYPE_CHECKING:  # later than CPython 3.9, on which doctor looks at a board too
+    from typing import TypeGuard
 
 BOARD_NAME = "board.json"
 BOARD_VERSION = 1
@@ -48,6 +52,20 @@ class Board:
     policy: Command | None = None
     maintain: Command | None = None
     lease: Lease | None = None
+
+
+def lease_remaining_s(lease: Lease) -> float:
+    """What is left of the lease. The wall clock may only shorten it: a late reader of an old board must not
+    begin it anew."""
+    return min(lease.remaining_s, lease.expires_at - time.time())
+
+
+def still_wanted(policy: Command, lease: Lease | None) -> Command | None:
+    """`policy` with what is left of its lease; None where that has ended: an old board switches nothing on."""
+    if policy.kind == "restore" or lease is None:
+        return policy
+    remaining_s = min(policy.lease_s, lease_remaining_s(lease))
+    return replace(policy, lease_s=remaining_s) if remaining_s > 0 else None
 
 
 def board_stamp(run_dir: str) -> tuple[int, int] | None:

@@ -20,6 +20,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_INCOMPLETE = 4
+EXIT_INTERRUPTED = 130
 
 EXIT_CODES = """\
 exit codes:
@@ -28,6 +29,7 @@ exit codes:
   2  wrong usage, or input that the sidecar does not take
   3  no sidecar could be reached, or it did not answer
   4  incomplete: a process has not acknowledged, or an operation still runs
+  130  interrupted by Ctrl-C; an operation that was sent goes on
 """
 
 INTRODUCTION = """\
@@ -75,7 +77,7 @@ def dispatch(verbs: Mapping[str, Verb], argv: Sequence[str] | None, version: str
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Who read our output has seen enough (`| head`); flushing it at exit would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
-from gc_sidecar_agent.board import Board, BoardError, Lease, board_stamp, read_board
+from gc_sidecar_agent.board import (
+    Board,
+    BoardError,
+    board_stamp,
+    lease_remaining_s,
+    read_board,
+    still_wanted,
+)
 from gc_sidecar_agent.command import Command, Outcome
 from gc_sidecar_agent.policy import Policy
 
@@ -40,7 +46,7 @@ class BoardFollower:
         self._read(self._run_dir)
         wanted, lease = self._board.policy, self._board.lease
         if wanted is not None and wanted.generation > self._policy.generation:
-            command = _still_wanted(wanted, lease)
+            command = still_wanted(wanted, lease)
             if command is not None:
                 self._follow(command, grace_s, hand_over)
         if self._board.maintain is not None:
@@ -52,7 +58,7 @@ class BoardFollower:
             and wanted.generation == self._policy.generation
         ):
             self._lease_sequence = lease.sequence
-            remaining_s = _remaining_s(lease)
+            remaining_s = lease_remaining_s(lease)
             if remaining_s > 0:
                 self._policy.renew_lease(remaining_s, wanted.generation)
 
@@ -88,17 +94,3 @@ class BoardFollower:
                 hand_over(command)
         if now - seen_at >= grace_s:
             self._execute(command)
-
-
-def _remaining_s(lease: Lease) -> float:
-    """What is left of the lease. The wall clock may only shorten it: a late reader of an old board must not
-    begin it anew."""
-    return min(lease.remaining_s, lease.expires_at - time.time())
-
-
-def _still_wanted(policy: Command, lease: Lease | None) -> Command | None:
-    """`policy` with what is left of its lease; None where that has ended: an old board switches nothing on."""
-    if policy.kind == "restore" or lease is None:
-        return policy
-    remaining_s = min(policy.lease_s, _remaining_s(lease))
-    return replace(policy, lease_s=remaining_s) if remaining_s > 0 else None

@@ -12,8 +12,9 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gc_sidecar_agent.board import Board, still_wanted
 from gc_sidecar_agent.command import (
     DEFAULT_INTERVAL_S,
     DEFAULT_LEASE_S,
@@ -27,14 +28,14 @@ logger = logging.getLogger("vllm.gc_sidecar_agent")
 POLICY_VARIABLE = "GC_SIDECAR_POLICY"
 INTERVAL_VARIABLE = "GC_SIDECAR_INTERVAL_S"
 LEASE_VARIABLE = "GC_SIDECAR_LEASE_S"
-BUDGET_VARIABLE = "GC_SIDECAR_PAUSE_BUDGET_MS"
 # The names under which the policy was published. Where dynamo itself runs, it acts on them.
 PUBLISHED_POLICY_VARIABLE = "DYN_FPM_GC_POLICY"
 PUBLISHED_INTERVAL_VARIABLE = "DYN_FPM_GC_FREEZE_INTERVAL_S"
 
+# The modes that pages and metrics speak of, and those that the environment may ask for.
 POLICIES = ("off", "freeze", "budget")
+GATE_POLICIES = ("off", "freeze")
 OWNER = "environment"
-DEFAULT_PAUSE_BUDGET_MS = 5.0
 
 
 class GateError(ValueError):
@@ -43,12 +44,11 @@ class GateError(ValueError):
 
 @dataclass(frozen=True)
 class Gate:
-    """What the environment asks for. `policy` is one of POLICIES; times in seconds."""
+    """What the environment asks for. `policy` is one of GATE_POLICIES; times in seconds."""
 
     policy: str = "off"
     interval_s: float = DEFAULT_INTERVAL_S
     lease_s: float = DEFAULT_LEASE_S
-    pause_budget_ms: float | None = None
 
     def command(self, token: str) -> Command | None:
         """The command that a process gives itself, None where the policy is off."""
@@ -61,8 +61,18 @@ class Gate:
             owner=OWNER,
             interval_s=self.interval_s,
             lease_s=self.lease_s,
-            pause_budget_ms=self.pause_budget_ms,
         )
+
+
+def beside_board(command: Command, board: Board) -> Command | None:
+    """The gate's command, newer than what a sidecar before this engine left on the board; None where a policy
+    stands there whose lease runs, which wins."""
+    left = board.policy
+    if left is None:
+        return command
+    if left.kind != "restore" and still_wanted(left, board.lease) is not None:
+        return None
+    return replace(command, generation=left.generation + 1)
 
 
 def read_gate(environment: Mapping[str, str], has_dynamo: Callable[[], bool] | None = None) -> Gate:
@@ -80,10 +90,15 @@ def read_gate(environment: Mapping[str, str], has_dynamo: Callable[[], bool] | N
         if INTERVAL_VARIABLE not in environment:
             interval_variable = PUBLISHED_INTERVAL_VARIABLE
     policy = environment.get(policy_variable, "off")
-    if policy not in POLICIES:
+    if policy not in GATE_POLICIES:
+        fault = (
+            "is not available in this release (use freeze)"
+            if policy in POLICIES
+            else "is not a policy"
+        )
         raise GateError(
-            f"{policy_variable}={policy!r} is not a policy: it may be {', '.join(POLICIES)},"
-            " or unset, which is off"
+            f"{policy_variable}={policy!r} {fault}: it may be {' or '.join(GATE_POLICIES)}, or unset,"
+            " which is off"
         )
     if policy == "off":
         return Gate()
@@ -91,7 +106,6 @@ def read_gate(environment: Mapping[str, str], has_dynamo: Callable[[], bool] | N
         policy,
         interval_s=_seconds(environment, interval_variable, DEFAULT_INTERVAL_S, MINIMUM_INTERVAL_S),
         lease_s=_seconds(environment, LEASE_VARIABLE, DEFAULT_LEASE_S, 1.0),
-        pause_budget_ms=_budget(environment) if policy == "budget" else None,
     )
 
 
@@ -113,21 +127,14 @@ def _seconds(
         value = math.nan
     if not math.isfinite(value):
         logger.warning(
-            "gc-sidecar: %s=%r is not a number of seconds; %g is used", variable, text, default
+            "gc-sidecar: %s=%r is not a plain number of seconds, e.g. %g; %g is used",
+            variable,
+            text,
+            default,
+            default,
         )
         return default
     return min(max(value, minimum), MAXIMUM_SECONDS)
-
-
-def _budget(environment: Mapping[str, str]) -> float:
-    text = environment.get(BUDGET_VARIABLE, str(DEFAULT_PAUSE_BUDGET_MS))
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and 2 <= value <= 60_000):
-        raise GateError(f"{BUDGET_VARIABLE}={text!r}: it may be a number from 2 to 60000")
-    return value
 
 
 def _has_dynamo() -> bool:

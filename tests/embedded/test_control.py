@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.embedded.engine import scene
+from gc_sidecar_agent.board import Board, write_board
+from gc_sidecar_agent.command import Command
+from tests.embedded.engine import EmbeddedEngine, run_directory, scene
 from tests.sidecar_process import SidecarProcess, wait_for
 from tests.vllm.real_vllm import EngineFailedError
 from tests.vllm.scene import HELD_OFF, Scene, gen2_counts, pids_of, rows_of
@@ -115,6 +118,37 @@ def test_the_environment_alone_polices_every_process(tmp_path: Path) -> None:
             return all(s["threshold"][2] == HELD_OFF for s in running.gc_state(pids).values())
 
         wait_for("all are frozen", frozen)
+
+
+def test_a_restore_that_an_earlier_sidecar_left_does_not_cancel_the_environments_policy(
+    tmp_path: Path,
+) -> None:
+    with run_directory() as run_dir:
+        write_board(str(run_dir), Board(Command("restore", "of-yesterday", 7)))
+        with (
+            EmbeddedEngine(
+                *SMALL,
+                run_dir=run_dir,
+                extra_env={"GC_SIDECAR_POLICY": "freeze"},
+                log_path=tmp_path / "engine.log",
+            ) as engine,
+            SidecarProcess(
+                engine_urls=[engine.url], run_dir=run_dir, log_path=tmp_path / "sidecar.log"
+            ) as sidecar,
+        ):
+            wait_for("all are frozen", lambda: are_all_frozen(sidecar.status()))
+            # A sidecar that has just started adopts what the pages show, whatever its board says.
+            policy = sidecar.wait_for_coverage(4)["policy"]
+            assert (policy["mode"], policy["generation"]) == ("freeze", 8)
+            assert policy["owner"] == "environment"
+            assert sidecar.post("/gc/restore", {"owner": "environment"})[0] == 200
+            assert sidecar.status()["policy"]["generation"] == 9
+
+
+def are_all_frozen(status: dict[str, Any]) -> bool:
+    """Whether the policy that is wanted is freeze, and every process has it."""
+    modes = [row["mode"] for row in status["processes"]]
+    return [status["policy"]["mode"], *modes] == ["freeze"] * 5
 
 
 def test_an_environment_that_asks_for_nonsense_keeps_it_from_starting(tmp_path: Path) -> None:

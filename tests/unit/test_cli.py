@@ -115,10 +115,37 @@ def test_it_runs_as_a_module() -> None:
     assert result.stdout == f"gc-sidecar {__version__}\n"
 
 
+@pytest.mark.parametrize("arguments", [["--help"], [], ["a", "b"]], ids=str)
+def test_the_maker_of_the_model_takes_no_flag_for_a_directory(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    maker = Path(demo.__file__).parents[1] / "tiny_model.py"
+    command = [sys.executable, str(maker), *arguments]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == "usage: tiny_model.py DIRECTORY\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_tells_what_an_interruption_ends_with(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("demo", "freeze", "status"):
+        assert main([verb, "--help"]) == 0
+        assert "\n  130  interrupted by Ctrl-C" in capsys.readouterr().out
+
+
 # --- the demo, with a stand-in for each of the two that it starts ---
 
 PLACES = [("api_server", 0), ("engine_core", 0), ("worker", 0), ("worker", 1)]
-CURLS = ["gc/maintain", "gc/freeze", "v1/completions", "gc", "gc/maintain", "gc/restore", "gc"]
+CHANGE = "-X POST 'http://sidecar/gc/{}?format=table'"
+CURLS = [
+    CHANGE.format("maintain"),
+    CHANGE.format("freeze"),
+    "http://engine/v1/completions -d '{...}'   # 100 times",
+    "http://sidecar/gc",
+    CHANGE.format("maintain"),
+    CHANGE.format("restore"),
+    "http://sidecar/gc",
+]
 
 
 def status(
@@ -215,11 +242,36 @@ def test_the_demo_tells_the_story_with_curl_lines_and_leaves_nothing(
     assert play(monkeypatch, tmp_path) == (0, [])
     out = capsys.readouterr().out
     curls = [line for line in out.splitlines() if line.startswith("  $ curl")]
-    assert [re.sub(r".*?http://[^/]+/(\S+).*", r"\1", line) for line in curls] == CURLS
+    assert [re.sub(r"127\.0\.0\.1:\d+", "sidecar", line) for line in curls] == [
+        f"  $ curl {curl}" for curl in CURLS
+    ]
+    # What ?format=table prints, and what is no answer of the sidecar's.
+    assert "freeze applied by 4 of 4 processes in 400 ms" in out
+    assert "In short, the GC thresholds of each process:" in out
     assert "The engine takes no step for 310 ms" in out
     assert "coverage 4 of 4, after 400 ms" in out
-    assert "1,000 objects reclaimed, memory -4.00 KiB, longest pause 310 ms" in out
+    said = " ".join(out.split())
+    assert "1,000 objects reclaimed, memory -4.00 KiB, longest pause 310 ms" in said
+    assert "Objects freed are not bytes returned" in said
     assert re.search(r"worker +1 +700,10,10 +700,10,1<<30 +700,10,10\n", out)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_the_demo_keeps_within_the_terminals_width(
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert play(monkeypatch, tmp_path) == (0, [])
+    lines = capsys.readouterr().out.splitlines()
+    # A command is to be copied as it is.
+    prose = [line for line in lines if not line.startswith("  $ ")]
+    thresholds = [line for line in prose if "1<<30" in line or "AS FOUND" in line]
+    assert max(len(line) for line in prose if line not in thresholds) <= min(columns, 79)
+    assert max(map(len, thresholds)) <= max(columns, 60)
+    assert any(("COLLECTED" in line) == (columns >= 60) for line in lines if "RESULT" in line)
 
 
 @pytest.mark.parametrize(
@@ -270,13 +322,16 @@ def test_the_demo_ends_what_it_started_and_what_that_started(
 
 
 def test_the_demo_stops_everything_when_it_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(client: Client, verb: str) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "_change", interrupt)
     assert play(monkeypatch, tmp_path) == (130, [])
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\n\n")  # the live line is ended
+    assert captured.err == "gc-sidecar: demo: interrupted; engine and sidecar are stopped\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--vllm-python", "/no/such/python"]], ids=str)
@@ -289,5 +344,7 @@ def test_the_demo_without_a_vllm_is_wrong_usage(
     monkeypatch.delenv("GC_SIDECAR_VLLM_PYTHON", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["demo", "--engine", "vllm", *arguments]) == 2
-    assert "vLLM" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "make vllm" in captured.err
+    assert captured.out == ""
     assert list(tmp_path.iterdir()) == []

@@ -23,6 +23,7 @@ import pytest
 
 from gc_sidecar.__main__ import main
 from gc_sidecar.commands import doctor
+from gc_sidecar.embedded import ENGINE_NAME
 from gc_sidecar.server.secret import ensure_endpoint_token
 from gc_sidecar.server.timing import Timing
 from gc_sidecar_agent.agent import Topology, this_process
@@ -155,9 +156,17 @@ def test_both_halves_find_an_embedded_engine_and_its_sidecar_sound(
         ) as sidecar,
     ):
         sidecar.wait_for_coverage(4)
+        assert sidecar.get("/version")[1]["engines"] == [ENGINE_NAME]
+        pod.flags |= {"--engine-url": sidecar.url, "--url": sidecar.url}
+        diagnosis = pod.doctor()
+        assert {finding["check"] for finding in diagnosis.bad} == {"engine"}
+        finding = diagnosis.find("engine", "error")
+        assert finding["reason"] == f"{sidecar.url} is a gc-sidecar, not an engine"
+        assert "--engine-url" in (finding["remedy"] or "")
         pod.flags |= {"--engine-url": engine.url, "--url": sidecar.url}
         diagnosis = pod.doctor()
         diagnosis.assert_sound()
+        assert diagnosis.find("engine", "ok")["reason"] == f"{engine.url} is {ENGINE_NAME}"
         assert "a sidecar answers" in diagnosis.find("listener", "ok")["reason"]
         assert sidecar.post("/gc/freeze", {"owner": "bench-1"})[0] == 200
         diagnosis = pod.doctor()
@@ -298,6 +307,11 @@ def call_an_engine_that_is_not_there(pod: Pod) -> None:
     pod.flags["--engine-url"] = f"http://127.0.0.1:{free_port()}"
 
 
+def start_and_do_not_answer(pod: Pod) -> None:
+    restart_as(processes={"api_server-0-0": {"starting": True}})(pod)
+    call_an_engine_that_is_not_there(pod)
+
+
 def take_the_port(pod: Pod) -> None:
     """By the engine, which has a /version as a sidecar has."""
     pod.flags["--url"] = pod.flags["--engine-url"]
@@ -401,7 +415,10 @@ FAULTS = {
         close_the_token, "endpoint_token", "error", "fsGroup"
     ),
     "the engine does not answer": Fault(
-        call_an_engine_that_is_not_there, "engine", "warning", "--engine-url"
+        call_an_engine_that_is_not_there, "engine", "error", "the port that the engine serves on"
+    ),
+    "the engine is starting and does not answer": Fault(
+        start_and_do_not_answer, "engine", "warning", "may still be starting", ("coverage",)
     ),
     "the engine is too old": Fault(
         restart_as(version="0.24.1"), "engine_version", "error", "0.25 or later"

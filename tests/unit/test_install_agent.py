@@ -429,6 +429,18 @@ def test_the_command_without_the_endpoint_asks_for_no_vllm_plugins(
     assert re.search("transport|run directory", out)
 
 
+def test_the_command_says_that_the_endpoint_plugin_went(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "endpoint plugin removed"
+    assert main(["install-agent", str(tmp_path), "--endpoint-plugin"]) == 0
+    assert said not in capsys.readouterr().out
+    assert main(["install-agent", str(tmp_path)]) == 0
+    assert said in capsys.readouterr().out
+    assert main(["install-agent", str(tmp_path)]) == 0
+    assert said not in capsys.readouterr().out
+
+
 def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-agent", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

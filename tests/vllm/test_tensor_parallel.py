@@ -322,8 +322,8 @@ def test_pauses_are_those_that_a_witness_saw_and_every_panel_and_rule_has_data(
     tp2: Scene, sidecar: SidecarProcess, tmp_path: Path
 ) -> None:
     target = sidecar.url.removeprefix("http://")
-    with Prometheus(observing.programs(), [target], tmp_path, observing.RULES) as prometheus:
-        verdict = observing.tell(tp2, sidecar)
+    with Prometheus(target, tmp_path, observing.RULES) as prometheus:
+        verdict = observing.tell_the_story(tp2, sidecar)
         assert verdict["latency"]["tokens"] > 0, verdict["latency"]
         observing.assert_agrees_with_pages(prometheus, sidecar)
         observing.assert_every_panel_has_data(prometheus, sidecar)

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +29,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import gc_sidecar
-from gc_sidecar.embedded.live import LiveView, Rung, Seen, Step
+from gc_sidecar.embedded.live import LiveView, Rung, Seen, Step, terminal_width
 from gc_sidecar.install import install_agent
-from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from gc_sidecar_agent.client import Answer, Client, ClientError, Unreachable
 from gc_sidecar_agent.commands import output
 from gc_sidecar_agent.commands.options import UsageError, add_option, warn
@@ -84,6 +85,10 @@ VLLM_CPU_FLAGS = (
     "--max-num-seqs=8",
 )
 MODEL_NAME = "tiny"
+MAKE_VLLM = (
+    "in a clone, `make demo-vllm` does it all, or `make vllm` once and then"
+    " --vllm-python .venv/vllm/bin/python"
+)
 
 DESCRIPTION = """\
 Start an engine and the sidecar on this machine and show what they do together: how long full
@@ -104,7 +109,13 @@ exit codes:
   0  every step did what it says
   1  one did not; the logs are kept, and their ends printed
   2  wrong usage
+  130  interrupted by Ctrl-C; engine and sidecar are stopped and removed all the same
 """
+
+# Prose is no wider than this, and a table leaves these columns out, one after the other, until it fits.
+PROSE_WIDTH = 78
+TABLE_INDENT = "    "
+SPARE_COLUMNS = ("PID", "DP", "MEMORY", "COLLECTED")
 
 
 class DemoFailed(Exception):
@@ -193,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
     in_memory = MEMORY_FILE_SYSTEM if os.access(MEMORY_FILE_SYSTEM, os.W_OK) else directory
     run_dir = Path(tempfile.mkdtemp(prefix="gc-sidecar-run-", dir=in_memory))
     stage = Stage(directory, run_dir, args.vllm_python)
-    keep_logs = False
+    keep_logs = interrupted = False
     try:
         play(stage, ENGINES[args.engine])
     except UsageError as error:
@@ -203,6 +214,9 @@ def run(args: argparse.Namespace) -> int:
         keep_logs = True
         _report_failure(error, stage)
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        interrupted = True
+        print(flush=True)  # the live line has no end yet
     finally:
         stage.stop()
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -210,6 +224,9 @@ def run(args: argparse.Namespace) -> int:
             _remove_all_but(stage.logs, directory)
         else:
             shutil.rmtree(directory, ignore_errors=True)
+    if interrupted:
+        warn("demo: interrupted; engine and sidecar are stopped")
+        return EXIT_INTERRUPTED
     return EXIT_OK
 
 
@@ -226,7 +243,6 @@ def _remove_all_but(kept: Sequence[Path], directory: Path) -> None:
 
 def play(stage: Stage, start_engine: Callable[[Stage], Engine]) -> None:
     """Every act in order; raises DemoFailed or ClientError where one does not hold."""
-    print("gc-sidecar demo: garbage collection of a running engine, under control\n", flush=True)
     engine = start_engine(stage)
     client = start_sidecar(stage, engine)
     before = _status(client)
@@ -262,7 +278,8 @@ def play(stage: Stage, start_engine: Callable[[Stage], Engine]) -> None:
         _stream_while_frozen(engine)
     _command(f"curl {client.url}/gc")
     streamed = _status(client)
-    _compare(_full_collections, {"FULL GCS BEFORE": frozen, "AFTER": streamed})
+    _say("In short, how many full collections each process has had:")
+    _compare(_full_collections, {"BEFORE": frozen, "AFTER": streamed})
     counts = _each(frozen, _full_collections)
     _check(len(counts) == engine.processes and None not in counts.values(), "a count is missing")
     _check(counts == _each(streamed, _full_collections), "a full collection ran while frozen")
@@ -275,14 +292,16 @@ def play(stage: Stage, start_engine: Callable[[Stage], Engine]) -> None:
     memory = sum(row.get("resident_delta_bytes") or 0 for row in rows)
     _say(
         f"{reclaimed:,} objects reclaimed, memory {output.change(memory)}, longest pause"
-        f" {_longest_pause(maintained)}; and frozen again."
+        f" {_longest_pause(maintained)}; and frozen again. Objects freed are not bytes returned: the"
+        " allocator keeps their pages for the next objects (`trim` gives them back)."
     )
 
     _act("5. Restore: every process as it was found")
     _change(client, "restore")
     _command(f"curl {client.url}/gc")
     after = _status(client)
-    _compare(_thresholds, {"THRESHOLDS AS FOUND": before, "FROZEN": frozen, "NOW": after})
+    _say("In short, the GC thresholds of each process:")
+    _compare(_thresholds, {"AS FOUND": before, "FROZEN": frozen, "NOW": after})
     _check(
         _each(before, _gc_settings) == _each(after, _gc_settings),
         "a process is not as it was found",
@@ -315,9 +334,10 @@ def _watch_normal_gc(live: LiveView) -> None:
     threshold0, threshold1, threshold2 = gc.get_threshold()  # as they are in the engine, too
     at_least = threshold0 * (threshold1 + 1) * (threshold2 + 1)
     _say(
-        "Each step leaves objects behind. CPython collects fully whenever a quarter has been added, and\n"
-        f"  at least {at_least:,} objects: ever later, and each time for longer. All processes wait for"
-        " the\n  one that pauses.\n"
+        "Each step leaves objects behind. CPython collects fully whenever a quarter has been added, and"
+        f" at least {at_least:,} objects: ever later, and each time for longer. All processes wait for"
+        " the one that pauses, so it makes the step of all longer. A bar is the longest step of a fifth"
+        " of a second.\n"
     )
     seen = live.watch(lambda _steps, rungs: len(rungs) >= RUNGS, WATCH_DEADLINE_S)
     _check(bool(seen.rungs), "no full collection came")
@@ -330,7 +350,7 @@ def _watch_frozen(live: LiveView) -> None:
     at_first = live.newest().retained_objects
     _say(
         f"Until the heap has grown from {at_first:,} to {at_first * GROWTH_WATCHED:,.0f} objects;"
-        " under normal GC\n  two full collections would come meanwhile.\n"
+        " under normal GC two full collections would come meanwhile.\n"
     )
 
     def has_grown(steps: list[Step], _rungs: list[Rung]) -> bool:
@@ -349,10 +369,11 @@ def _sum_up(seen: Seen) -> None:
 
 
 def _change(client: Client, verb: str) -> Answer:
-    """Do `verb` in every process, and show the curl line and what each process did."""
-    _command(f"curl -X POST {client.url}/gc/{verb}")
+    """Do `verb` in every process, and show the curl line and what it prints."""
+    _command(f"curl -X POST '{client.url}/gc/{verb}?format=table'")
     answer = client.wait_operation(getattr(client, verb)(), START_DEADLINE_S)
-    _table(output.operation_table(answer.operation))
+    _say(output.headline(answer.operation))
+    _table(_fitting_table(answer.operation))
     _check(answer.operation.get("state") == "applied", f"{verb} was not applied")
     return answer
 
@@ -372,6 +393,15 @@ def _compare(read: Callable[[dict[str, Any]], Any], columns: Mapping[str, dict[s
         for role, dp_rank, rank in values[0]
     ]
     _table(output.table(("ROLE", "RANK", *columns), rows))
+
+
+def _fitting_table(operation: dict[str, Any]) -> str:
+    """What each process did, in as many columns as there is room for."""
+    for number in range(len(SPARE_COLUMNS) + 1):
+        text = output.operation_table(operation, without=SPARE_COLUMNS[:number])
+        if max(map(len, text.splitlines()), default=0) + len(TABLE_INDENT) <= terminal_width():
+            break
+    return text
 
 
 def _each(
@@ -417,6 +447,7 @@ def _check(holds: bool, otherwise: str) -> None:
 
 def start_embedded(stage: Stage) -> Engine:
     """An embedded engine, as one starts it by hand."""
+    _title()
     port = _free_port()
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("GC_SIDECAR_")
@@ -439,7 +470,7 @@ def start_vllm(stage: Stage) -> Engine:
     """A real vLLM on the CPU: tensor parallel, a tiny random model, our agent injected."""
     python = stage.python
     if python is None:
-        raise UsageError("--vllm-python must say which interpreter has vLLM")
+        raise UsageError(f"--vllm-python must say which interpreter has vLLM: {MAKE_VLLM}")
     # Not resolved: the link to the base interpreter is what makes it the environment's.
     python = python.absolute()
     has_vllm = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
@@ -447,8 +478,9 @@ def start_vllm(stage: Stage) -> Engine:
         not python.exists()
         or subprocess.run([python, "-I", "-c", has_vllm], check=False).returncode
     ):
-        raise UsageError(f"{python} has no vLLM")
+        raise UsageError(f"{python} has no vLLM: {MAKE_VLLM}")
 
+    _title()
     _list("model", "a tiny Llama with random weights, made on the spot")
     model = stage.directory / "model"
     maker = Path(gc_sidecar.__file__).with_name("tiny_model.py")
@@ -593,8 +625,7 @@ def _wait_for(
         _check(elapsed < deadline_s, f"{what} was not ready after {deadline_s:.0f} s")
         line = f"  {what:<9} {elapsed:3.0f} s  {_last_record(log)}"
         if terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r\x1b[K{line[:width]}", end="", flush=True)
+            print(f"\r\x1b[K{line[: terminal_width()]}", end="", flush=True)
         elif elapsed - shown >= PROGRESS_S:
             shown = elapsed
             print(line, flush=True)
@@ -644,16 +675,34 @@ def _report_failure(error: Exception, stage: Stage) -> None:
         warn(f"demo: {error}" if expected else f"demo: {type(error).__name__}: {error}")
 
 
+def _title() -> None:
+    print(_wrapped("gc-sidecar demo: garbage collection of a running engine, under control"))
+    print(flush=True)
+
+
 def _act(title: str) -> None:
-    print(f"\n\n{title}", flush=True)
+    print(f"\n\n{_wrapped(title)}", flush=True)
 
 
 def _say(text: str) -> None:
-    print(f"\n  {text}", flush=True)
+    end = "\n" if text.endswith("\n") else ""
+    print(f"\n{_wrapped(text, '  ', '  ')}{end}", flush=True)
 
 
 def _list(what: str, text: str) -> None:
-    print(f"  {what:<9} {text}", flush=True)
+    print(_wrapped(text, f"  {what:<9} ", " " * 12), flush=True)
+
+
+def _wrapped(text: str, first: str = "", others: str = "") -> str:
+    width = min(PROSE_WIDTH, terminal_width())
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _command(text: str) -> None:
@@ -661,7 +710,7 @@ def _command(text: str) -> None:
 
 
 def _table(text: str) -> None:
-    print("", *(f"    {line}" for line in text.splitlines()), sep="\n", flush=True)
+    print("", *(f"{TABLE_INDENT}{line}" for line in text.splitlines()), sep="\n", flush=True)
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

@@ -29,7 +29,13 @@ from gc_sidecar.server.secret import read_endpoint_token
 from gc_sidecar.server.settings import Settings, SettingsError, is_loopback, load_settings
 from gc_sidecar.server.sight import PageReading, Sight, Snapshot
 from gc_sidecar.server.timing import Timing
-from gc_sidecar.server.transports import FLOOR, Discovery, discover, is_too_old
+from gc_sidecar.server.transports import (
+    FLOOR,
+    NOT_AN_ENGINE,
+    Discovery,
+    discover,
+    is_too_old,
+)
 from gc_sidecar_agent import __version__ as agent_version
 from gc_sidecar_agent.board import BOARD_NAME, Board, BoardError, read_board
 from gc_sidecar_agent.cli import EXIT_USAGE
@@ -40,6 +46,7 @@ from gc_sidecar_agent.commands.options import add_option, add_switch, warn
 from gc_sidecar_agent.doctor.findings import (
     EXIT_CODES,
     Finding,
+    add_report_arguments,
     error,
     examine,
     ok,
@@ -56,7 +63,7 @@ Find out what keeps the sidecar from seeing and reaching its engine, and what an
 where `gc-sidecar serve` runs, before it or beside it, with the same flags or environment.
 
 The other half, in the engine's container, is `DIR/bin/gc-sidecar doctor`, DIR written by `gc-sidecar
-install-agent`; without containers, `gc-sidecar doctor --engine-side` is the same.
+install-agent`; without containers, `gc-sidecar doctor --engine-side` is the same, and only that half.
 
 It leaves nothing behind, and calls the engine at most once: with the question for its methods, which the sidecar
 asks too before it uses vLLM's dev mode.
@@ -64,9 +71,9 @@ asks too before it uses vLLM's dev mode.
 
 EXAMPLES = """\
 examples:
-  gc-sidecar doctor --run-dir /run/gc --engine-url http://localhost:8000
-  gc-sidecar doctor --run-dir /run/gc --json | jq '.findings[] | select(.level != "ok")'
-  gc-sidecar doctor --engine-side
+  gc-sidecar doctor --run-dir /run/gc-sidecar --engine-url http://localhost:8000
+  gc-sidecar doctor --run-dir /run/gc-sidecar --json | jq '.findings[] | select(.level != "ok")'
+  gc-sidecar doctor --engine-side --agent-dir /opt/gc-agent
 """
 
 FLAGS = ("engine_url", "run_dir", "engine_token_file", "token_file")
@@ -127,7 +134,19 @@ class Surroundings:
     @property
     def is_reachable(self) -> bool:
         """Whether some engine answers HTTP."""
-        return any(engine.discovery.reachable for engine in self.engines)
+        return any(
+            engine.discovery.reachable
+            and NOT_AN_ENGINE not in [each.code for each in engine.discovery.obstacles]
+            for engine in self.engines
+        )
+
+    @property
+    def has_ready_api_server(self) -> bool:
+        """Whether an API server has a page that says it has finished its start-up."""
+        return any(
+            page.report.state.ready and "api_server" in page.report.identity.roles
+            for page in self.living
+        )
 
 
 # --- the verb ---
@@ -137,7 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of both halves."""
     parser.description = DESCRIPTION
     parser.epilog = f"{EXAMPLES}\n{EXIT_CODES}"
-    add_switch(parser, "--json", "print the findings as JSON")
+    add_report_arguments(parser)
     ours: Any = parser.add_argument_group("the sidecar's half, as for `gc-sidecar serve`")
     ours.add_argument(
         "--engine-url", action="append", metavar="URL", help="the engine's own address"
@@ -178,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as failure:  # a SettingsError is one
         return _fail(str(failure))
     surroundings = asyncio.run(survey(settings, url, listener))
-    return report(examine(CHECKS, surroundings), args.json)
+    return report(examine(CHECKS, surroundings), args.json, args.fail_on)
 
 
 def _fail(message: str) -> int:
@@ -496,9 +515,10 @@ def check_other_sidecar(around: Surroundings) -> Iterator[Finding]:
     if 0 <= age_s < RECENT_S:
         yield warning(
             "other_sidecar",
-            f"the board was written {age_s:.0f} s ago by user {status.st_uid}, and no sidecar answers at"
-            f" {around.url}: another one may use this directory",
-            "run one sidecar for each run directory; if yours listens elsewhere, say where: --url",
+            f"a sidecar (user {status.st_uid}) wrote the board within the last minute ({age_s:.0f} s ago), and"
+            f" none answers at {around.url}: it has stopped since, or another one uses this directory",
+            "nothing, if you have just stopped yours; else run one sidecar for each run directory, and if yours"
+            " listens elsewhere, say where: --url",
         )
 
 
@@ -557,12 +577,25 @@ def check_engines(around: Surroundings) -> Iterator[Finding]:
         yield ok("transport", "board: no --engine-url is given, so no HTTP goes into the engine")
         return
     for engine in around.engines:
-        if engine.discovery.reachable:
+        codes = [obstacle.code for obstacle in engine.discovery.obstacles]
+        if engine.discovery.reachable and NOT_AN_ENGINE not in codes:
             yield from _check_version(engine)
             yield from _check_transport(engine, around)
             yield from _check_dev_mode(engine)
             continue
         obstacle = engine.discovery.obstacles[0]
+        if NOT_AN_ENGINE in codes:
+            yield error("engine", obstacle.detail, obstacle.remedy or "correct --engine-url")
+            continue
+        if "engine_unreachable" in codes and around.has_ready_api_server:
+            yield error(
+                "engine",
+                f"nobody listens at {engine.url}, and the engine runs: its API server's page says that it is"
+                " ready, so this is not its port",
+                "give the port that the engine serves on (vLLM's --port): --engine-url; where it has become"
+                " ready just now, ask once more",
+            )
+            continue
         make = warning if around.living else error
         instead = "; the board is used meanwhile" if around.living else ""
         yield make(
@@ -584,7 +617,8 @@ def _check_version(engine: EngineAnswer) -> Iterator[Finding]:
             f"use vLLM {floor} or later",
         )
     else:
-        yield ok("engine", f"{engine.url} is vLLM {version}")
+        # An engine that is not vLLM says its name, too.
+        yield ok("engine", f"{engine.url} is {version if ' ' in version else f'vLLM {version}'}")
 
 
 def _check_transport(engine: EngineAnswer, around: Surroundings) -> Iterator[Finding]:

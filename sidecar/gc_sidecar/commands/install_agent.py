@@ -24,14 +24,15 @@ programs, DIR/bin/with-agent and DIR/bin/gc-sidecar. Nothing is installed into v
 engine finds the agent because DIR comes first in its PYTHONPATH.
 
 Safe to repeat while an engine runs: only files of ours that differ are written, each complete from
-the moment it has its name, those of an older version go, and everything else in DIR stays.
+the moment it has its name. Files of ours that do not belong to what is asked for go: those of an
+older version, and the endpoint plugin where --endpoint-plugin is not given. All else in DIR stays.
 """
 
 EPILOG = """\
 examples:
-  gc-sidecar install-agent /agent
-  gc-sidecar install-agent /agent --endpoint-plugin  # and our route on vLLM's own port
-  GC_SIDECAR_RUN_DIR=/run/gc /agent/bin/with-agent vllm serve MODEL
+  gc-sidecar install-agent /opt/gc-agent
+  gc-sidecar install-agent /opt/gc-agent --endpoint-plugin  # and our route on vLLM's own port
+  GC_SIDECAR_RUN_DIR=/run/gc-sidecar /opt/gc-agent/bin/with-agent vllm serve MODEL
 
 exit codes:
   0  DIR holds the agent
@@ -80,6 +81,7 @@ def _as_json(done: Installation) -> str:
         "directory": str(done.directory),
         "version": done.version,
         "endpoint_plugin": done.endpoint_plugin,
+        "endpoint_plugin_removed": done.endpoint_plugin_removed,
         "written": done.written,
         "removed": done.removed,
         "environment": _environment(done),
@@ -93,6 +95,11 @@ def _next_steps(done: Installation) -> str:
     environment = _environment(done)
     lines = [
         f"agent {done.version} is in {done.directory} ({'unchanged' if unchanged else changed})",
+        *(
+            ["endpoint plugin removed: --endpoint-plugin keeps it"]
+            if done.endpoint_plugin_removed
+            else []
+        ),
         "",
         "Start vLLM with it, beside what its image already has in PYTHONPATH:",
         "",

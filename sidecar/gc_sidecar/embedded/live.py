@@ -1,7 +1,7 @@
 """A live view of an embedded engine's steps, and of the pauses that hold them up, for `gc-sidecar demo`.
 
 Steps come from the engine's own `/steps`, pauses from the sidecar's `GET /gc`. On a terminal the last line is
-redrawn; elsewhere there is a plain line now and then.
+redrawn; elsewhere there is a plain line now and then. Where lines are short, whole figures are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -25,6 +25,10 @@ PLAIN_LINE_S = 2.0
 BARS = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS = " .:-=+*#@"
 BARS_SHOWN = 30
+# Figures make room for so many bars: they show the pauses of the last seconds.
+BARS_AT_LEAST = 12
+INDENT = "    "
+NARROWEST = 40
 # A bar is as high as a step is long, from one millisecond to one second, by its order of magnitude.
 SHORTEST_MS, HIGHEST_MS = 1.0, 1000.0
 
@@ -55,6 +59,27 @@ class Seen:
     median_step_s: float
     longest: Step
     rungs: tuple[Rung, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A part of a line. Those of a low rank are left out first where a line is too long."""
+
+    rank: int
+    text: str
+
+
+def terminal_width() -> int:
+    """How long a line may be: as COLUMNS says, else the terminal, else 80; never less than is readable."""
+    return max(NARROWEST, shutil.get_terminal_size().columns) - 1
+
+
+def fit(figures: Sequence[Figure], width: int) -> str:
+    """The figures that fit into `width`, in their order, each of them whole."""
+    kept = list(figures)
+    while len(kept) > 1 and sum(len(figure.text) for figure in kept) > width:
+        kept.remove(min(kept, key=lambda figure: figure.rank))
+    return "".join(figure.text for figure in kept)
 
 
 class LiveView:
@@ -100,12 +125,11 @@ class LiveView:
             if pause_s is not None and _longest(steps[since_rung:]).duration_s >= pause_s:
                 rungs.append(Rung(pause_s, _longest(steps[since_rung:])))
                 since_rung = len(steps)
-                self._print(_rung_line(rungs))
+                self._print(rung_line(rungs, terminal_width()))
             now = time.monotonic()
             line = self._line(now - started, steps, len(news))
             if self._out.isatty():
-                width = shutil.get_terminal_size().columns - 1
-                self._out.write(f"\r\x1b[K{line[:width]}")
+                self._out.write(f"\r\x1b[K{line}")
                 self._out.flush()
             elif now - shown >= PLAIN_LINE_S:
                 shown = now
@@ -155,15 +179,12 @@ class LiveView:
     # --- what is shown ---
 
     def _line(self, seconds: float, steps: list[Step], news: int) -> str:
-        last, longest = steps[-1], _longest(steps)
         bars = PLAIN_BARS
         if (self._out.encoding or "").lower().startswith("utf"):
             bars = BARS
         drawn = "".join(_bar(duration_ms, bars) for duration_ms in self._bars)
-        return (
-            f"    {seconds:4.0f} s  {len(steps):6,} steps  now {last.duration_s * 1000:4.0f} ms"
-            f"  longest {longest.duration_s * 1000:4.0f} ms  {last.retained_objects:9,} objects  {drawn}"
-        )
+        # A terminal puts ^C behind it.
+        return live_line(seconds, steps, drawn, terminal_width() - len("^C"))
 
     def _print(self, line: str) -> None:
         clear = "\r\x1b[K" if self._out.isatty() else ""
@@ -175,16 +196,35 @@ def _longest(steps: list[Step]) -> Step:
     return max(steps, key=lambda step: step.duration_s, default=Step(0, 0.0, 0))
 
 
-def _rung_line(rungs: list[Rung]) -> str:
+def live_line(seconds: float, steps: list[Step], bars: str, width: int) -> str:
+    """The line that is redrawn: figures, then the newest of the bars, as many as there is room for."""
+    last, longest = steps[-1], _longest(steps)
+    figures = (
+        Figure(3, f"{seconds:4.0f} s  "),
+        Figure(1, f"{len(steps):6,} steps  "),
+        Figure(4, f"now {last.duration_s * 1000:4.0f} ms  "),
+        Figure(2, f"longest {longest.duration_s * 1000:4.0f} ms  "),
+        Figure(5, f"{last.retained_objects:9,} objects  "),
+    )
+    begin = INDENT + fit(figures, width - len(INDENT) - BARS_AT_LEAST)
+    return begin + bars[-max(1, width - len(begin)) :]
+
+
+def rung_line(rungs: list[Rung], width: int) -> str:
+    """The line of the newest full collection."""
     rung = rungs[-1]
     objects = rung.step.retained_objects
     ratio = ""
     if len(rungs) > 1:
         ratio = f"x{objects / rungs[-2].step.retained_objects:.2f}"
-    return (
-        f"    full collection {len(rungs)}: {objects:9,} objects {ratio:>6}   paused"
-        f" {rung.pause_s * 1000:4.0f} ms   the step of all took {rung.step.duration_s * 1000:4.0f} ms"
+    figures = (
+        Figure(5, f"full collection {len(rungs)}:"),
+        Figure(3, f" {objects:9,} objects"),
+        Figure(2, f" {ratio:>5}"),
+        Figure(4, f"  paused {rung.pause_s * 1000:4.0f} ms"),
+        Figure(1, f"  step {rung.step.duration_s * 1000:4.0f} ms"),
     )
+    return INDENT + fit(figures, width - len(INDENT))
 
 
 def _bar(duration_ms: float, bars: str) -> str:

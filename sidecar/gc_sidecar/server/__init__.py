@@ -6,7 +6,7 @@ Where to look:
   processes, `proof` and `attempt` say what came of it, `operations` records it
 - wanting and knowing: `desired` is the policy, `knowledge` what is wanted and known, `watch` keeps it up to date
 - seeing: `sight` reads pages, `reports` checks what they say, `roster` makes the list of processes of it
-- judging: `pauses` keeps every collection, `windows` are stretches of time, `verdicts` on them, `latency` is vLLM's
+- judging: `pauses` keeps every collection, `windows` and `verdicts` judge a stretch of time, `latency` is vLLM's
 - reaching: `engines` and `transports` (RPC, over `engine_http`), `run_dir` (the board and the secret)
 - running: `settings`, `app`, `listeners`, `security`, `secret`, `logs`, `timing`, `tally`, `tasks`
 """

@@ -29,7 +29,13 @@ from gc_sidecar_agent.doctor.engine_process import (
     read_engine,
     starter_of,
 )
-from gc_sidecar_agent.doctor.findings import EXIT_CODES, Finding, examine, report
+from gc_sidecar_agent.doctor.findings import (
+    EXIT_CODES,
+    Finding,
+    add_report_arguments,
+    examine,
+    report,
+)
 from gc_sidecar_agent.doctor.site import Site, survey
 
 DESCRIPTION = """\
@@ -43,10 +49,11 @@ behind, and has to run as the engine's user to see its environment.
 
 EXAMPLES = """\
 examples:
-  /agent/bin/gc-sidecar doctor
-  /agent/bin/gc-sidecar doctor --json | jq '.findings[] | select(.level != "ok")'
-  /agent/bin/gc-sidecar doctor --preflight && exec /agent/bin/with-agent vllm serve MODEL
-  /agent/bin/gc-sidecar doctor --worker-extension-cls my_package.MyExtension
+  /opt/gc-agent/bin/gc-sidecar doctor
+  /opt/gc-agent/bin/gc-sidecar doctor --json | jq '.findings[] | select(.level != "ok")'
+  /opt/gc-agent/bin/gc-sidecar doctor --worker-extension-cls my_package.MyExtension
+  /opt/gc-agent/bin/gc-sidecar doctor --preflight --fail-on error &&
+    exec /opt/gc-agent/bin/with-agent vllm serve MODEL
 """
 
 
@@ -55,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = f"{EXAMPLES}\n{EXIT_CODES}"
     add_engine_arguments(parser)
-    add_switch(parser, "--json", "print the findings as JSON")
+    add_report_arguments(parser)
 
 
 def add_engine_arguments(parser: Any) -> None:
@@ -118,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
                 Finding(f.check, f.level, f"pid {engine.pid}: {f.reason}", f.remedy) for f in found
             ]
         findings += found
-    return report(findings, args.json)
+    return report(findings, args.json, args.fail_on)
 
 
 def choose_engines(pid: int | None, preflight: bool) -> list[Engine]:

@@ -110,8 +110,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
     )
 
 
-def operation_table(operation: dict[str, Any]) -> str:
-    """One line per process of an operation: what it did, and what came of it."""
+def operation_table(operation: dict[str, Any], without: Sequence[str] = ()) -> str:
+    """One line per process of an operation: what it did, and what came of it. Columns may be left out."""
     processes = rows_of(operation)
     lines = [
         [
@@ -132,7 +132,9 @@ def operation_table(operation: dict[str, Any]) -> str:
         for process in processes
         if process.get("detail")
     ]
-    return "\n".join([table(header, lines, left=2), *details]) if lines else ""
+    kept = [column for column, name in enumerate(header) if name not in without]
+    shown = [[line[column] for column in kept] for line in (header, *lines)]
+    return "\n".join([table(shown[0], shown[1:], left=2), *details]) if lines else ""
 
 
 def rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -218,6 +220,12 @@ def show_change(document: dict[str, Any]) -> str:
     operation = document.get("operation")
     if not isinstance(operation, dict):
         return "done"
+    lines = operation_table(operation)
+    return f"{headline(operation)}\n\n{lines}" if lines else headline(operation)
+
+
+def headline(operation: dict[str, Any]) -> str:
+    """What an operation did, in a line."""
     processes = rows_of(operation)
     done = sum(1 for process in processes if process.get("ok"))
     took = operation.get("duration_s")
@@ -227,9 +235,7 @@ def show_change(document: dict[str, Any]) -> str:
     if took is not None:
         parts.append(f"in {seconds(took)}")
     generation, operation_id = word(operation.get("generation")), word(operation.get("id"))
-    headline = f"{' '.join(parts)} (generation {generation}, operation {operation_id})"
-    lines = operation_table(operation)
-    return f"{headline}\n\n{lines}" if lines else headline
+    return f"{' '.join(parts)} (generation {generation}, operation {operation_id})"
 
 
 def _significant(value: float) -> str:

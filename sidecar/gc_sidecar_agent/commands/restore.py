@@ -19,7 +19,8 @@ from gc_sidecar_agent.commands.output import judge_change, perform, show_change
 DESCRIPTION = """\
 Restore: end the policy in every process. Thresholds, the enabled flag and the frozen state of the
 heap become what they were before, and what waited as garbage is collected. Safe to call at any
-time, twice, and after a crash; where nothing is in force it changes nothing.
+time, twice, and after a crash; where nothing is in force each process stays as it is, and only the
+generation rises.
 """
 
 EXAMPLES = """\

@@ -5,27 +5,31 @@ A finding has a stable id, one line of reason and, unless all is well, one line 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK
+from gc_sidecar_agent.commands.options import add_option, add_switch
 from gc_sidecar_agent.commands.output import word
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 EXITS = {OK: EXIT_OK, WARNING: EXIT_INCOMPLETE, ERROR: EXIT_FAILED}
 # Worst first, as they are shown.
 LEVELS = (ERROR, WARNING, OK)
+# The levels that an exit code other than 0 may begin at.
+FAIL_ON = (WARNING, ERROR)
 
 EXIT_CODES = """\
 exit codes:
   0  nothing is wrong
   1  an error: something will not work
   2  wrong usage
-  4  warnings, and no error
+  4  warnings, and no error; 0 with --fail-on error
 """
 
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -58,6 +62,24 @@ def error(check: str, reason: str, remedy: str) -> Finding:
     return Finding(check, ERROR, reason, remedy)
 
 
+def add_report_arguments(parser: Any) -> None:
+    """How findings are told: the flags of both halves."""
+    add_switch(parser, "--json", "print the findings as JSON")
+    add_option(
+        parser,
+        "--fail-on",
+        _level,
+        metavar="LEVEL",
+        help="warning (default): warnings have an exit code other than 0, too; error: errors alone have",
+    )
+
+
+def _level(text: str) -> str:
+    if text not in FAIL_ON:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {' nor '.join(FAIL_ON)}")
+    return text
+
+
 def examine(
     checks: Sequence[Callable[[Subject], Iterable[Finding]]], subject: Subject
 ) -> list[Finding]:
@@ -81,7 +103,7 @@ def worst(findings: Iterable[Finding]) -> str:
     return next((level for level in LEVELS if level in levels), OK)
 
 
-def report(findings: Sequence[Finding], as_json: bool) -> int:
+def report(findings: Sequence[Finding], as_json: bool, fail_on: str | None) -> int:
     """Print the findings, the worst first, and return the exit code."""
     ordered = sorted(findings, key=lambda finding: LEVELS.index(finding.level))
     if as_json:
@@ -92,7 +114,7 @@ def report(findings: Sequence[Finding], as_json: bool) -> int:
         print(json.dumps(document, indent=2))
     else:
         print(show(ordered, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
-    return EXITS[worst(findings)]
+    return EXIT_OK if (worst(findings), fail_on) == (WARNING, ERROR) else EXITS[worst(findings)]
 
 
 def show(findings: Sequence[Finding], colour: bool = False) -> str:

@@ -7,12 +7,14 @@ They go by variables and flags, so they work before a start too. What GC is like
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 
 from gc_sidecar_agent import gate
+from gc_sidecar_agent.board import BOARD_NAME, Board, BoardError, read_board
 from gc_sidecar_agent.doctor.findings import Finding, error, ok, warning
-from gc_sidecar_agent.doctor.site import Site
+from gc_sidecar_agent.doctor.site import RUN_DIR_VARIABLE, Site
 
 LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
 
@@ -82,17 +84,19 @@ def check_gate(site: Site) -> Iterator[Finding]:
         yield error(
             "gate",
             f"{failure}: the engine does not start",
-            f"set {gate.POLICY_VARIABLE} to {', '.join(gate.POLICIES)}, or unset it and use the sidecar",
+            f"set {gate.POLICY_VARIABLE} to {' or '.join(gate.GATE_POLICIES)}, or unset it and use the sidecar",
         )
         return
     finally:
         gate.logger.propagate = propagate
         gate.logger.removeHandler(remarks)
     for remark in remarks.warnings:
+        reason = remark.removeprefix("gc-sidecar: ")
+        example = "3600" if reason.startswith(gate.LEASE_VARIABLE) else "60"
         yield warning(
             "gate",
-            remark.removeprefix("gc-sidecar: "),
-            f"give it as a number of seconds: {gate.INTERVAL_VARIABLE}=60",
+            reason,
+            f"give plain seconds, without a unit: {reason.partition('=')[0]}={example}",
         )
     if has_dynamo and published is not None:
         yield warning(
@@ -101,13 +105,37 @@ def check_gate(site: Site) -> Iterator[Finding]:
             " two may set GC",
             f"unset {gate.PUBLISHED_POLICY_VARIABLE}, and let the sidecar or {gate.POLICY_VARIABLE} do it",
         )
-    if not remarks.warnings:
-        yield ok(
+    if wanted.policy == "off":
+        yield ok("gate", f"the environment asks for no policy ({gate.POLICY_VARIABLE})")
+    elif not remarks.warnings or site.engine is None:
+        yield _beside_board(site, wanted)
+
+
+def _beside_board(site: Site, wanted: gate.Gate) -> Finding:
+    """What becomes of the gate's policy, where no engine has passed it yet."""
+    reason = f"the environment asks for {wanted.policy}, entered when the engine has started"
+    run_dir, command = site.environment.get(RUN_DIR_VARIABLE), wanted.command("doctor")
+    if site.engine is not None or run_dir is None or command is None:
+        return ok("gate", reason)
+    try:
+        board = read_board(run_dir)
+    except (BoardError, OSError):
+        board = Board()
+    left = board.policy
+    if left is None:
+        return ok("gate", reason)
+    if gate.beside_board(command, board) is None:
+        return warning(
             "gate",
-            f"the environment asks for no policy ({gate.POLICY_VARIABLE})"
-            if wanted.policy == "off"
-            else f"the environment asks for {wanted.policy}, entered when the engine has started",
+            f"the environment asks for {wanted.policy}, but the board in {run_dir} has {left.kind} by"
+            f" {left.owner}, whose lease still runs: the board wins",
+            "let its sidecar restore it, or wait for the end of its lease; where that sidecar is gone for good:"
+            f" rm {os.path.join(run_dir, BOARD_NAME)}",
         )
+    return ok(
+        "gate",
+        f"{reason}; what an earlier sidecar left on the board ({left.kind}) does not keep it",
+    )
 
 
 class _Remarks(logging.Handler):

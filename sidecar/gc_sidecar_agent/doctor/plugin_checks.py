@@ -94,13 +94,19 @@ def check_plugins_allowed(site: Site) -> Iterator[Finding]:
         yield ok("plugins_allowed", f"{PLUGINS_VARIABLE} names {PLUGIN}")
         return
     stripped = [name.strip() for name in names]
-    wanted = ",".join(dict.fromkeys([PLUGIN, *filter(None, stripped)]))
+    installed = {name for group in (*FILTERED_GROUPS, ENDPOINT) for name in site.points(group)}
+    # Ours and what was meant to be loaded; where that is nothing, all that would be without the variable.
+    others = [name for name in stripped if name in installed and name != PLUGIN]
+    wanted = ",".join(dict.fromkeys([PLUGIN, *(others or site.points(GENERAL))]))
+    unknown = [name for name in stripped if name not in {"", PLUGIN, *installed}]
     remedy = f"set {PLUGINS_VARIABLE}={wanted}"
+    if unknown:
+        remedy += f"; no plugin that is installed is called {some(unknown)}"
     if PLUGIN in stripped:
         yield error(
             "plugins_allowed",
             f"{PLUGINS_VARIABLE}={value!r}: vLLM takes the blanks as part of the names",
-            f"{remedy}, without blanks",
+            f"without blanks: {remedy}",
         )
         return
     if str(site.extension or "").startswith("gc_sidecar_agent."):
@@ -185,7 +191,7 @@ def check_worker_extension(site: Site) -> Iterator[Finding]:
         yield error(
             "worker_extension",
             f"{name} cannot be imported, and vLLM will not start: {answer['extension']}",
-            _extension_remedy(str(answer["extension"]), site.directory),
+            _extension_remedy(str(answer["extension"]), site.with_agent),
         )
     elif answer.get("clashes"):
         clashes = answer["clashes"]
@@ -204,12 +210,10 @@ def check_worker_extension(site: Site) -> Iterator[Finding]:
         yield ok("worker_extension", f"{name} can be imported and fits {answer['worker']}")
 
 
-def _extension_remedy(failure: str, directory: str) -> str:
+def _extension_remedy(failure: str, with_agent: str) -> str:
     missing = re.search(r"No module named '([^']+)'", failure)
     if missing and missing[1].startswith("gc_sidecar_agent"):
-        return (
-            f"put {directory} on the engine's PYTHONPATH: start it with {directory}/bin/with-agent"
-        )
+        return f"put the agent on the engine's PYTHONPATH: start it with {with_agent}"
     if missing:
         return (
             f"put the directory that holds {missing[1]} on the engine's PYTHONPATH, or install it"

@@ -47,6 +47,18 @@ class Site:
         return self.engine is not None and self.engine.environment is not None
 
     @property
+    def has_tree(self) -> bool:
+        """Whether `directory` holds an agent that vLLM could find; it may be an installed gc-sidecar instead."""
+        return bool(distributions(self.directory))
+
+    @property
+    def with_agent(self) -> str:
+        """The program that puts the agent on the engine's path."""
+        if self.has_tree:
+            return f"{self.directory}/bin/with-agent"
+        return "DIR/bin/with-agent, DIR written by `gc-sidecar install-agent DIR`"
+
+    @property
     def who(self) -> str:
         """Whose environment it is, as a line's subject."""
         return "the engine" if self.sees_engine else "this environment"

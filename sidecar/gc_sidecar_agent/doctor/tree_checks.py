@@ -73,13 +73,20 @@ def check_python_path(site: Site) -> Iterator[Finding]:
 def _engine_path(site: Site) -> Iterator[Finding]:
     entries = [os.path.realpath(entry) for entry in site.python_path]
     directory = os.path.realpath(site.directory)
-    with_agent = f"start it with {site.directory}/bin/with-agent"
+    with_agent = f"start it with {site.with_agent}"
     deaf = site.interpreter.deaf
     if deaf:
         yield error(
             "python_path",
             f"the engine runs under `python {deaf}`, which ignores PYTHONPATH, and so the agent",
             f"start it without {deaf}",
+        )
+    elif directory not in entries and not site.has_tree:
+        yield error(
+            "python_path",
+            f"nothing in the engine's PYTHONPATH ({some(site.python_path) or 'empty'}) is an agent's directory, so"
+            " vLLM does not know of the agent",
+            with_agent,
         )
     elif directory not in entries:
         yield error(
@@ -102,7 +109,7 @@ def _engine_path(site: Site) -> Iterator[Finding]:
             "python_path_replaced",
             f"this container's PYTHONPATH has {some(lost)}, and the engine's has not: it was replaced, not"
             " extended",
-            f"{with_agent}, which puts {site.directory} before what is there",
+            f"{with_agent}: that puts the agent before what is there",
         )
 
 
@@ -114,10 +121,11 @@ def _shell_path(site: Site) -> Iterator[Finding]:
     if absent:
         yield warning(
             "python_path",
-            f"PYTHONPATH names {some(absent)}, which is not there, and not {site.directory}",
-            f"correct it, or start vLLM with {site.directory}/bin/with-agent",
+            f"PYTHONPATH names {some(absent)}, which is not there"
+            + (f", and not {site.directory}" if site.has_tree else ""),
+            f"correct it, or start vLLM with {site.with_agent}",
         )
-    else:
+    elif site.has_tree:  # else told by agent_tree
         yield ok("python_path", f"{site.directory}/bin/with-agent puts the agent on PYTHONPATH")
 
 

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,9 @@ import pytest
 
 from gc_sidecar.install import install_agent
 from gc_sidecar_agent import agent, endpoint
+from gc_sidecar_agent.board import BOARD_NAME, Board, Lease, write_board
 from gc_sidecar_agent.cli import main
+from gc_sidecar_agent.command import Command
 from gc_sidecar_agent.commands import doctor
 from gc_sidecar_agent.doctor import run_dir_checks, site
 from gc_sidecar_agent.doctor.engine_checks import check_engine
@@ -164,9 +167,13 @@ class Image:
         assert result.stdout, result.stderr
         return Diagnosis(json.loads(result.stdout), result.returncode)
 
-    def examine(self) -> Diagnosis:
-        """Start the engine and examine it, in this process: a third of the time that the program takes."""
-        arguments = ["--json", "--pid", str(self.start()), "--agent-dir", str(self.agent)]
+    def examine(self, from_tree: bool = True) -> Diagnosis:
+        """Start the engine and examine it, in this process: a third of the time that the program takes.
+
+        Without `from_tree` as an installed gc-sidecar would, which is no tree itself.
+        """
+        arguments = ["--json", "--pid", str(self.start())]
+        arguments += ["--agent-dir", str(self.agent)] if from_tree else []
         out = io.StringIO()
         with (
             mock.patch.dict(os.environ, self.own_environment, clear=True),
@@ -449,13 +456,19 @@ FAULTS = {
         break_the_agent, "agent_import", "error", "install-agent", ("agent_tree",)
     ),
     "plugins are not allowed": Fault(
-        set_variables(VLLM_PLUGINS="theirs"),
+        set_variables(VLLM_PLUGINS="lora_hf_hub_resolver"),
         "plugins_allowed",
         "error",
-        "VLLM_PLUGINS=gc_sidecar,theirs",
+        "VLLM_PLUGINS=gc_sidecar,lora_hf_hub_resolver",
     ),
     "no plugin at all is allowed": Fault(
-        set_variables(VLLM_PLUGINS=""), "plugins_allowed", "error", "VLLM_PLUGINS=gc_sidecar"
+        set_variables(VLLM_PLUGINS=""), "plugins_allowed", "error", f"VLLM_PLUGINS={ALL_PLUGINS}"
+    ),
+    "our plugin's name is mistyped": Fault(
+        set_variables(VLLM_PLUGINS="gc-sidecar"),
+        "plugins_allowed",
+        "error",
+        f"VLLM_PLUGINS={ALL_PLUGINS}; no plugin that is installed is called gc-sidecar",
     ),
     "a blank in the list of plugins": Fault(
         set_variables(VLLM_PLUGINS="theirs, gc_sidecar"),
@@ -512,6 +525,12 @@ FAULTS = {
         "gate",
         "warning",
         "GC_SIDECAR_INTERVAL_S=60",
+    ),
+    "a lease with a unit": Fault(
+        set_variables(GC_SIDECAR_POLICY="freeze", GC_SIDECAR_LEASE_S="1h"),
+        "gate",
+        "warning",
+        "plain seconds, without a unit: GC_SIDECAR_LEASE_S=3600",
     ),
     "somebody has disabled GC": Fault(
         run_at_start("import gc; gc.disable()"), "live_gc", "warning", "gc.disable"
@@ -579,6 +598,27 @@ def test_a_planted_fault_is_found_and_the_remedy_says_what_to_do(name: str, imag
         assert "\n" not in each["reason"] + (each["remedy"] or "")
 
 
+def test_warnings_alone_need_not_fail(image: Image) -> None:
+    image.set(VLLM_GC_DEBUG="1")
+    assert image.doctor("--preflight").code == 4
+    assert image.doctor("--preflight", "--fail-on", "warning").code == 4
+    image.own_environment["GC_SIDECAR_FAIL_ON"] = "error"
+    diagnosis = image.doctor("--preflight")
+    assert (diagnosis.document["worst"], diagnosis.code) == ("warning", 0)
+    image.set(GC_SIDECAR_POLICY="frozen")
+    assert image.doctor("--preflight").code == 1
+
+
+def test_from_no_tree_no_program_of_one_is_named(image: Image) -> None:
+    start_without_the_agent(image)
+    diagnosis = image.examine(from_tree=False)
+    source = str(Path(site.__file__).parents[2])
+    for check in ("agent_tree", "python_path"):
+        finding = diagnosis.find(check, "error")
+        assert "gc-sidecar install-agent DIR" in finding["remedy"]
+        assert source not in finding["remedy"]
+
+
 # --- faults of an environment in which no engine runs yet ---
 
 
@@ -586,7 +626,28 @@ def test_a_policy_that_the_gate_refuses_is_an_error(image: Image) -> None:
     image.set(GC_SIDECAR_POLICY="Freeze")
     finding = image.doctor("--preflight").find("gate", "error")
     assert "GC_SIDECAR_POLICY='Freeze'" in finding["reason"]
-    assert "off, freeze, budget" in finding["remedy"]
+    assert "to off or freeze" in finding["remedy"]
+
+
+def test_budget_is_an_error_at_the_gate(image: Image) -> None:
+    image.set(GC_SIDECAR_POLICY="budget")
+    diagnosis = image.doctor("--preflight")
+    assert "not available in this release" in diagnosis.find("gate", "error")["reason"]
+    assert diagnosis.code == 1
+
+
+def test_a_board_that_was_left_is_told_at_the_gate(image: Image) -> None:
+    image.set(GC_SIDECAR_POLICY="freeze")
+    write_board(str(image.run_dir), Board(Command("restore", "r", 7)))
+    diagnosis = image.doctor("--preflight")
+    diagnosis.assert_sound()
+    (gate,) = [f for f in diagnosis.document["findings"] if f["check"] == "gate"]
+    assert "left on the board (restore) does not keep it" in gate["reason"]
+    bench = Command("freeze", "f", 8, owner="bench-1")
+    write_board(str(image.run_dir), Board(bench, lease=Lease(1, 60.0, time.time() + 60)))
+    finding = image.doctor("--preflight").find("gate", "warning")
+    assert "freeze by bench-1" in finding["reason"]
+    assert str(image.run_dir / BOARD_NAME) in finding["remedy"]
 
 
 def test_the_published_name_acts_where_dynamo_is_not_installed(image: Image) -> None:
@@ -859,7 +920,14 @@ def test_a_flag_takes_either_spelling_and_the_last_one_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--pid", "0"], ["--pid", "x"], ["--pid", "4194399"], ["--python", "nowhere"]]
+    "arguments",
+    [
+        ["--pid", "0"],
+        ["--pid", "x"],
+        ["--pid", "4194399"],
+        ["--python", "nowhere"],
+        ["--fail-on", "all"],
+    ],
 )
 def test_wrong_usage_is_exit_code_2(image: Image, arguments: list[str]) -> None:
     command = [str(image.agent / "bin" / "gc-sidecar"), "doctor", *arguments]
