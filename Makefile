@@ -103,9 +103,11 @@ format: install ## put imports and layout in order
 	$(PY) -m ruff check --fix --select I .
 	$(PY) -m ruff format .
 
-bench: install $(VLLM_READY) ## how long control takes, against a bare collective_rpc: 64 workers, and a real vLLM
-	@PYTHONPATH=. $(PY) bench/fan_out.py
-	@PYTHONPATH=. $(PY) bench/control_latency.py
+# All of them, and a status other than 0 at the end where one did not keep its limits.
+BENCHES := meter_cost scrape scrape_effect fan_out control_latency
+bench: install $(VLLM_READY) ## what it costs: the meter, scrapes, control of 64 workers and of a real vLLM
+	@status=0; for bench in $(BENCHES); do \
+	  echo "==> bench/$$bench.py"; PYTHONPATH=. $(PY) bench/$$bench.py || status=1; done; exit $$status
 
 clean: ## remove what was built and our environment; the real vLLM stays
 	rm -rf build dist sidecar/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

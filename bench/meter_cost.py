@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -198,7 +197,7 @@ def measure_all(run_dir: str) -> list[Cost]:
     log = logging.getLogger("gc_debug")
     log.setLevel(logging.INFO)
     log.propagate = False
-    with closing(open(os.devnull, "w")) as nowhere:
+    with open(os.devnull, "w") as nowhere:
         log.addHandler(logging.StreamHandler(nowhere))
         callbacks = {
             NONE: None,

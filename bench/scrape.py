@@ -6,6 +6,7 @@ agents do, with one young collection a second in each: an idle engine has hardly
 
 from __future__ import annotations
 
+import argparse
 import array
 import json
 import os
@@ -15,7 +16,10 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from gc_sidecar_agent.page import (
     NUMBER_INDEX,
@@ -40,6 +44,18 @@ LIMIT_64_RSS_BYTES = 90e6
 LIMIT_64_IDLE_SHARE = 0.01
 # Four times the pages: linear is four times the time, and no more than this.
 LIMIT_GROWTH = 6.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured with so many pages."""
+
+    pages: int
+    series: int
+    scrape_ms: float
+    longest_scrape_ms: float
+    resident_bytes: int
+    idle_share: float
 
 
 class StandInProcess:
@@ -89,7 +105,7 @@ class StandInProcess:
         self._page.write_ring(YOUNG_RING_OFFSET, memoryview(self._ring))
 
 
-def write_pages(run_dir: str, count: int) -> None:
+def write_pages(run_dir: str, count: int) -> NoReturn:
     """Keep `count` pages until this program is ended."""
     workers = count - 1
     processes = [StandInProcess(run_dir, "engine_core", 0, workers)]
@@ -115,10 +131,10 @@ def resident_bytes(pid: int) -> int:
     raise AssertionError("no VmRSS")
 
 
-def measure(pages: int, directory: Path) -> dict[str, float]:
-    """Medians for so many pages."""
+def measure(pages: int, directory: Path) -> Row:
+    """The row for so many pages."""
     with run_directory() as run_dir:
-        command = [sys.executable, __file__, "--pages", str(pages), str(run_dir)]
+        command = [sys.executable, __file__, "--write-pages", str(pages), str(run_dir)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             try:
                 assert writer.stdout is not None
@@ -135,47 +151,71 @@ def measure(pages: int, directory: Path) -> dict[str, float]:
                     began_s, began = processor_s(sidecar.pid), time.monotonic()
                     time.sleep(IDLE_S)
                     idle = (processor_s(sidecar.pid) - began_s) / (time.monotonic() - began)
-                    return {
-                        "pages": pages,
-                        "scrape_ms": statistics.median(times),
-                        "longest_scrape_ms": max(times),
-                        "series": samples,
-                        "resident_bytes": resident_bytes(sidecar.pid),
-                        "idle_share": idle,
-                    }
+                    return Row(
+                        pages=pages,
+                        series=samples,
+                        scrape_ms=statistics.median(times),
+                        longest_scrape_ms=max(times),
+                        resident_bytes=resident_bytes(sidecar.pid),
+                        idle_share=idle,
+                    )
             finally:
                 writer.kill()
 
 
-def main() -> int:
-    """Print the table and whether the limits are kept."""
-    if sys.argv[1:2] == ["--pages"]:
-        write_pages(sys.argv[3], int(sys.argv[2]))
-    rows = []
-    for pages in PAGES:
-        with tempfile.TemporaryDirectory() as directory:
-            rows.append(measure(pages, Path(directory)))
-    if "--json" in sys.argv:
-        print(json.dumps(rows))
+def judge(rows: dict[int, Row]) -> list[tuple[str, bool]]:
+    """Each limit in words, and whether it is kept."""
+    at_64, at_256 = rows[64], rows[256]
+    return [
+        (f"64 pages: a scrape of at most {LIMIT_64_MS:g} ms", at_64.scrape_ms <= LIMIT_64_MS),
+        (
+            f"256 pages: at most {LIMIT_GROWTH:g} times as long as 64",
+            at_256.scrape_ms <= LIMIT_GROWTH * at_64.scrape_ms,
+        ),
+        (
+            f"64 pages: RSS of at most {LIMIT_64_RSS_BYTES / 1e6:g} MB",
+            at_64.resident_bytes <= LIMIT_64_RSS_BYTES,
+        ),
+        (
+            f"64 pages: idle below {100 * LIMIT_64_IDLE_SHARE:g} % of a core",
+            at_64.idle_share < LIMIT_64_IDLE_SHARE,
+        ),
+    ]
+
+
+def print_table(rows: Iterable[Row], verdicts: Iterable[tuple[str, bool]]) -> None:
+    """The rows and the verdicts, for eyes."""
     print(f"{'pages':>5}{'series':>8}{'scrape':>11}{'longest':>11}{'RSS':>10}{'idle':>9}")
     for row in rows:
         print(
-            f"{row['pages']:5.0f}{row['series']:8.0f}{row['scrape_ms']:8.1f} ms"
-            f"{row['longest_scrape_ms']:8.1f} ms{row['resident_bytes'] / 1e6:7.1f} MB"
-            f"{100 * row['idle_share']:7.2f} %"
+            f"{row.pages:5}{row.series:8}{row.scrape_ms:8.1f} ms"
+            f"{row.longest_scrape_ms:8.1f} ms{row.resident_bytes / 1e6:7.1f} MB"
+            f"{100 * row.idle_share:7.2f} %"
         )
-    at_64, at_256 = rows[1], rows[2]
-    verdicts = (
-        ("64 pages: a scrape of at most 100 ms", at_64["scrape_ms"] <= LIMIT_64_MS),
-        (
-            "256 pages: at most 6 times as long as 64",
-            at_256["scrape_ms"] <= LIMIT_GROWTH * at_64["scrape_ms"],
-        ),
-        ("64 pages: RSS of at most 90 MB", at_64["resident_bytes"] <= LIMIT_64_RSS_BYTES),
-        ("64 pages: idle below 1 % of a core", at_64["idle_share"] < LIMIT_64_IDLE_SHARE),
-    )
     for text, kept in verdicts:
         print(f"{'kept' if kept else 'NOT KEPT':8} {text}")
+
+
+def main() -> int:
+    """Print the rows; 1 where a limit is not kept."""
+    parser = argparse.ArgumentParser(description="What a scrape costs, and the sidecar when idle.")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    # How this program starts itself, as the processes that write.
+    parser.add_argument("--write-pages", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.write_pages:
+        count, run_dir = args.write_pages
+        write_pages(run_dir, int(count))
+    rows = {}
+    for pages in PAGES:
+        with tempfile.TemporaryDirectory() as directory:
+            rows[pages] = measure(pages, Path(directory))
+    verdicts = judge(rows)
+    if args.json:
+        told = {"rows": [asdict(row) for row in rows.values()], "verdicts": dict(verdicts)}
+        print(json.dumps(told, indent=2))
+    else:
+        print_table(rows.values(), verdicts)
     return 0 if all(kept for _, kept in verdicts) else 1
 
 

@@ -157,26 +157,26 @@ def manifests() -> tuple[dict[str, Any], dict[str, Any]]:
     return root, lock
 
 
-def install(tools: Path = TOOLS) -> Path:
+def install() -> Path:
     """The directory that holds the packages; they are fetched where they are not there yet."""
     for command in ("node", "npm"):
         if shutil.which(command) is None:
             raise CheckError(f"`{command}` is needed to check the dashboards, and is not there")
-    tools.mkdir(parents=True, exist_ok=True)
+    TOOLS.mkdir(parents=True, exist_ok=True)
     manifest, lock = (json.dumps(content, indent=2) for content in manifests())
-    stamp = tools / ".installed"
+    stamp = TOOLS / ".installed"
     # Tests run side by side, and one of them installs.
-    with (tools / ".lock").open("w") as guard:
+    with (TOOLS / ".lock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != lock:
-            (tools / "package.json").write_text(manifest)
-            (tools / "package-lock.json").write_text(lock)
+            (TOOLS / "package.json").write_text(manifest)
+            (TOOLS / "package-lock.json").write_text(lock)
             arguments = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            done = subprocess.run(arguments, cwd=tools, capture_output=True, text=True)
+            done = subprocess.run(arguments, cwd=TOOLS, capture_output=True, text=True)
             if done.returncode != 0:
                 raise CheckError(f"npm could not install the types:\n{done.stdout}{done.stderr}")
             stamp.write_text(lock)
-    return tools / "node_modules"
+    return TOOLS / "node_modules"
 
 
 def composable(types: Path, panel_type: str) -> Path:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parents[1] / ".venv" / "tools"
@@ -21,37 +19,18 @@ DIRECTORY_VARIABLE = "GC_SIDECAR_PROMETHEUS_DIR"
 APT_HELPER = Path("/usr/lib/apt/apt-helper")
 
 
-@dataclass(frozen=True)
-class Package:
-    """A file of Debian's pool, as its signed index lists it. It runs on any glibc from 2.34 on."""
-
-    path: str
-    sha256: str
-
-
+# Of Debian's pool, as its signed index lists them. They run on any glibc from 2.34 on.
 POOL = "pool/main/p/prometheus"
 VERSION = "3.5.3+ds1-6"
-PINNED = {
-    "amd64": (
-        Package(
-            f"{POOL}/prometheus_{VERSION}_amd64.deb",
-            "593bcced02d8082688ea034dfc543848ad145c5f793aae5aad756c4dbdfa98da",
-        ),
-        Package(
-            f"{POOL}/promtool_{VERSION}_amd64.deb",
-            "1fb8bad7b932e7a44bccb12517f0bd96d5d5d83f15d3a1c0e2aa705cbf93fe90",
-        ),
-    ),
-    "arm64": (
-        Package(
-            f"{POOL}/prometheus_{VERSION}_arm64.deb",
-            "1ee56de93c47df84ba1c1e3c88479db19455db5d99ee59f6bedc7b48f5d120a4",
-        ),
-        Package(
-            f"{POOL}/promtool_{VERSION}_arm64.deb",
-            "92945d09e49f4db89d7d701876be9b56ee21f0e702d9e710f4a61877546207c8",
-        ),
-    ),
+SHA256 = {
+    "amd64": {
+        "prometheus": "593bcced02d8082688ea034dfc543848ad145c5f793aae5aad756c4dbdfa98da",
+        "promtool": "1fb8bad7b932e7a44bccb12517f0bd96d5d5d83f15d3a1c0e2aa705cbf93fe90",
+    },
+    "arm64": {
+        "prometheus": "1ee56de93c47df84ba1c1e3c88479db19455db5d99ee59f6bedc7b48f5d120a4",
+        "promtool": "92945d09e49f4db89d7d701876be9b56ee21f0e702d9e710f4a61877546207c8",
+    },
 }
 
 
@@ -95,23 +74,23 @@ def debian_mirrors() -> list[str]:
 def fetch_pinned(scratch: Path) -> None:
     """The pinned 3.x from the pool, by apt's own downloader, which knows this machine's proxies."""
     architecture = output_of(["dpkg", "--print-architecture"]).strip()
-    if architecture not in PINNED:
+    if architecture not in SHA256:
         raise NotHad(f"no package is pinned for {architecture}")
     mirrors = debian_mirrors()
     if not mirrors:
         raise NotHad("apt has no sources")
-    for package in PINNED[architecture]:
-        target = scratch / Path(package.path).name
+    for program, checksum in SHA256[architecture].items():
+        name = f"{program}_{VERSION}_{architecture}.deb"
         failures = []
         for mirror in mirrors:
-            url, checksum = f"{mirror}/{package.path}", f"SHA256:{package.sha256}"
+            url, target = f"{mirror}/{POOL}/{name}", str(scratch / name)
             try:
-                output_of([str(APT_HELPER), "download-file", url, str(target), checksum])
+                output_of([str(APT_HELPER), "download-file", url, target, f"SHA256:{checksum}"])
                 break
             except NotHad as failure:
                 failures.append(str(failure))
         else:
-            raise NotHad(f"{target.name} is on no mirror of apt's sources ({failures[0]})")
+            raise NotHad(f"{name} is on no mirror of apt's sources ({failures[0]})")
 
 
 def fetch_own_release(scratch: Path) -> None:
@@ -123,8 +102,8 @@ def fetch_own_release(scratch: Path) -> None:
         output_of(["apt-get", "download", PROGRAMS[0]], scratch)
 
 
-def extract(scratch: Path, tools: Path) -> None:
-    """Move both programs out of the packages in `scratch` into `tools`."""
+def extract(scratch: Path) -> None:
+    """Move both programs out of the packages in `scratch` into .venv/tools."""
     root = scratch / "root"
     packages = sorted(scratch.glob("*.deb"))
     for package in packages:
@@ -133,45 +112,25 @@ def extract(scratch: Path, tools: Path) -> None:
         raise NotHad(f"{', '.join(p.name for p in packages)}: lacks one of {', '.join(PROGRAMS)}")
     for name in PROGRAMS:
         # Within one file system, so that nobody ever sees half a program.
-        os.replace(root / "usr" / "bin" / name, tools / name)
+        os.replace(root / "usr" / "bin" / name, TOOLS / name)
 
 
-def link_from_path(tools: Path) -> None:
-    """Links to what PATH has."""
-    found = {name: shutil.which(name) for name in PROGRAMS}
-    for name, path in found.items():
-        if path is None:
-            raise NotHad(f"{name} is not on PATH")
-    for name, path in found.items():
-        (tools / name).unlink(missing_ok=True)
-        (tools / name).symlink_to(str(path))
-
-
-def get_prometheus(tools: Path = TOOLS) -> list[str]:
-    """Fill `tools` by the first way that works. Returns why the ones before it did not."""
-    tools.mkdir(parents=True, exist_ok=True)
+def get_prometheus() -> list[str]:
+    """Fill .venv/tools by the first way that works. Returns why each way before it did not."""
+    TOOLS.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     ways = (
         (f"Prometheus {VERSION} of Debian", fetch_pinned),
         ("this machine's own release", fetch_own_release),
     )
     for name, fetch in ways:
-        with tempfile.TemporaryDirectory(dir=tools) as scratch:
+        with tempfile.TemporaryDirectory(dir=TOOLS) as scratch:
             try:
                 fetch(Path(scratch))
-                extract(Path(scratch), tools)
-                return failures
+                extract(Path(scratch))
+                break
             except NotHad as failure:
                 failures.append(f"{name}: {failure}")
-    try:
-        link_from_path(tools)
-    except NotHad as failure:
-        sys.exit(
-            "Prometheus could not be had:\n  "
-            + "\n  ".join([*failures, f"PATH: {failure}"])
-            + "\nInstall Prometheus 2.42 or later with its promtool (on Debian: apt-get install prometheus), or\n"
-            f"set {DIRECTORY_VARIABLE} to a directory that holds both programs."
-        )
     return failures
 
 
@@ -182,8 +141,13 @@ def main() -> None:
     if not named and not has_both(TOOLS):
         for failure in get_prometheus():
             print(f"    passed over {failure}", file=sys.stderr)
-    directory = find_prometheus()
-    assert directory is not None
+    directory = find_prometheus()  # on PATH perhaps, where nothing could be fetched
+    if directory is None:
+        sys.exit(
+            "Prometheus could not be had, and PATH does not have it.\n"
+            "Install Prometheus 2.42 or later with its promtool (on Debian: apt-get install prometheus), or\n"
+            f"set {DIRECTORY_VARIABLE} to a directory that holds both programs."
+        )
     version = output_of([str(directory / "promtool"), "--version"]).splitlines()[0]
     print(f"==> {version.partition(' (')[0]} and prometheus are in {directory}")
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from deploy.grafana.queries import MAY_BE_EMPTY, expressions
-from scripts.get_prometheus import find_prometheus
+from tests.deploy.dashboard_queries import MAY_BE_EMPTY, expressions
 from tests.prometheus import Prometheus
 from tests.sidecar_process import SidecarProcess, wait_for
 from tests.vllm.scene import Scene, pids_of, rows_of
@@ -46,14 +45,6 @@ gc.callbacks.append(watch)
 ASK_WITNESS = "result = dict(witness)"
 
 
-def programs() -> Path:
-    """Where prometheus and promtool are; without them there is nothing to prove."""
-    found = find_prometheus()
-    if found is None:
-        pytest.fail("this needs a real Prometheus: python scripts/get_prometheus.py")
-    return found
-
-
 @contextmanager
 def traffic(scene: Scene) -> Iterator[None]:
     """Completions one after the other."""
@@ -80,7 +71,7 @@ def full_collections(status: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
     }
 
 
-def tell(scene: Scene, sidecar: SidecarProcess) -> dict[str, Any]:
+def tell_the_story(scene: Scene, sidecar: SidecarProcess) -> dict[str, Any]:
     """The story. Returns the verdict of a window round it, after proving it by the witness."""
     pids = pids_of(sidecar.status())
     scene.probe.run(PLANT_WITNESS, pids)
@@ -100,7 +91,8 @@ def tell(scene: Scene, sidecar: SidecarProcess) -> dict[str, Any]:
         full = process["pauses"]["gen2"]
         count = seen[name]["count"] - before[name]["count"]
         total_s = (seen[name]["total_ns"] - before[name]["total_ns"]) * 1e-9
-        assert full["count"] == count >= 4, f"{name}: {full}, and a witness saw {count}"
+        # Four were asked for; a restore's that is still pending and the next maintenance are one.
+        assert full["count"] == count >= 3, f"{name}: {full}, and a witness saw {count}"
         assert full["total_s"] == pytest.approx(total_s, rel=0.01), name
         listed = [
             pause["duration_s"]
@@ -110,6 +102,9 @@ def tell(scene: Scene, sidecar: SidecarProcess) -> dict[str, Any]:
         assert len(listed) == count
         assert sum(listed) == pytest.approx(full["total_s"], rel=1e-6)
     stalls = {stall["dp_rank"]: stall["stall_s"] for stall in verdict["stalls"]}
+    assert stalls.keys() == {
+        process["dp_rank"] for process in verdict["processes"] if process["role"] != "api_server"
+    }
     for dp_rank, stall_s in stalls.items():
         totals = [
             sum(each["total_s"] for each in process["pauses"].values())

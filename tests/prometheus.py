@@ -1,77 +1,84 @@
 """A real Prometheus that scrapes a sidecar, started for tests: it asks, evaluates our rules, and is asked.
 
-`scripts/get_prometheus.py` puts the programs where they are found.
+`scripts/get_prometheus.py` puts the programs where they are found; promtool is run here too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
+from scripts.get_prometheus import find_prometheus
 from tests.vllm.real_vllm import free_port, wait_until
 
 CONFIGURATION = """\
 global:
-  scrape_interval: {interval}
-  evaluation_interval: {interval}
+  scrape_interval: 1s
+  evaluation_interval: 1s
 rule_files: [{rules}]
 scrape_configs:
   - job_name: gc-sidecar
     static_configs:
-      - targets: [{targets}]
+      - targets: [{target}]
 """
 START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 20.0
+PROMTOOL_DEADLINE_S = 60.0
+
+
+def programs() -> Path:
+    """The directory that holds prometheus and promtool; without them there is nothing to prove."""
+    found = find_prometheus()
+    if found is None:
+        pytest.fail("this needs a real Prometheus: python scripts/get_prometheus.py")
+    return found
+
+
+def promtool(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    """promtool, run to its end with `given` on its standard input."""
+    command = [programs() / "promtool", *arguments]
+    return subprocess.run(
+        command, input=given, capture_output=True, text=True, timeout=PROMTOOL_DEADLINE_S
+    )
 
 
 class Prometheus:
     """`with Prometheus(...) as prometheus:` is one that scrapes every second, and none afterwards."""
 
-    def __init__(
-        self,
-        programs: Path,
-        targets: Sequence[str],
-        directory: Path,
-        rules: Path | None = None,
-        interval: str = "1s",
-    ) -> None:
+    def __init__(self, target: str, directory: Path, rules: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._directory = directory
+        self._log_path = directory / "prometheus.log"
         configuration = directory / "prometheus.yaml"
         configuration.write_text(
-            CONFIGURATION.format(
-                interval=interval,
-                rules=json.dumps(str(rules)) if rules else "",
-                targets=", ".join(json.dumps(target) for target in targets),
-            )
+            CONFIGURATION.format(rules=json.dumps(str(rules)), target=json.dumps(target))
         )
         self._command = [
-            str(programs / "prometheus"),
+            str(programs() / "prometheus"),
             f"--config.file={configuration}",
             f"--storage.tsdb.path={directory / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{self.port}",
             "--rules.alert.resend-delay=1s",
         ]
         self._process: subprocess.Popen[bytes] | None = None
-        self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Prometheus:
-        log = self._cleanup.enter_context((self._directory / "prometheus.log").open("wb"))
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
-        if not wait_until(self._is_ready, START_DEADLINE_S):
+        with self._log_path.open("wb") as log:
+            process = self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+        wait_until(lambda: process.poll() is not None or self._is_ready(), START_DEADLINE_S)
+        if process.poll() is not None or not self._is_ready():
             self.__exit__(None, None, None)
-            log_text = (self._directory / "prometheus.log").read_text()
-            raise AssertionError(f"Prometheus did not start:\n{log_text}")
+            raise AssertionError(f"Prometheus did not start:\n{self._log_path.read_text()}")
         return self
 
     def __exit__(
@@ -80,10 +87,13 @@ class Prometheus:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(timeout=20)
-        self._cleanup.close()
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _is_ready(self) -> bool:
         try:
@@ -125,9 +135,9 @@ class Prometheus:
         return {rule["name"]: rule["lastError"] for rule in self.rules() if rule["health"] == "err"}
 
     def is_scraping(self) -> bool:
-        """Whether the last scrape of every target went well."""
-        targets = self._get("/api/v1/targets")["activeTargets"]
-        return bool(targets) and all(target["health"] == "up" for target in targets)
+        """Whether the last scrape went well."""
+        targets = self._get("/api/v1/targets")["activeTargets"]  # none for a moment after the start
+        return [target["health"] for target in targets] == ["up"]
 
 
 def hurried(rules: Path, directory: Path) -> Path:

@@ -7,6 +7,14 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as models
 
+from deploy.grafana.figures import (
+    COVERAGE,
+    LEASE,
+    LONGEST_FULL_PAUSE,
+    MEASURE_NOW,
+    MEMORY_USED,
+    STALLED,
+)
 from deploy.grafana.panels import (
     BLUE,
     ENGINE_UID,
@@ -19,9 +27,8 @@ from deploy.grafana.panels import (
     RED,
     STATE_COLOURS,
     UP_DOWN,
-    VERDICTS,
-    YELLOW,
     Column,
+    Figure,
     LabelColumn,
     Lines,
     Panel,
@@ -39,16 +46,10 @@ from deploy.grafana.panels import (
     timeline,
 )
 from deploy.grafana.queries import (
-    LEASE_REMAINING,
-    MEMORY_SHARE,
     POLICY,
     PROCESS,
-    STALLED_SHARE,
-    VERDICT,
-    VERDICT_EXPLAINED,
     increase,
     longest_pause,
-    longest_pause_of_engine,
     of_engine,
     rate,
     select,
@@ -77,111 +78,29 @@ def engine_gauge(metric: str) -> str:
     return of_engine(select(metric))
 
 
+WANTED_POLICY = Figure(
+    title="Policy",
+    description=(
+        "The policy that is wanted. off: CPython's own GC. freeze: no automatic full "
+        "collection. budget: full collections go on but are kept short."
+    ),
+    expr=POLICY,
+    unit="none",
+    empty="unknown",
+    mappings=(POLICIES,),
+)
+
 NOW = Row(
     1,
     "Now",
     (
-        Panel(
-            2,
-            6,
-            4,
-            single_value(
-                "Measure now?",
-                VERDICT_EXPLAINED,
-                VERDICT,
-                unit="none",
-                empty="unknown",
-                mappings=(VERDICTS,),
-            ),
-        ),
-        Panel(
-            3,
-            3,
-            4,
-            single_value(
-                "Policy",
-                "The policy that is wanted. off: CPython's own GC. freeze: no automatic full "
-                "collection. budget: full collections go on but are kept short.",
-                POLICY,
-                unit="none",
-                empty="unknown",
-                mappings=(POLICIES,),
-            ),
-        ),
-        Panel(
-            4,
-            3,
-            4,
-            single_value(
-                "Coverage",
-                "Processes that have applied the policy, of all processes of the engine. Below "
-                "100 % a pause can come from the others.",
-                engine_gauge("gc_sidecar_coverage_ratio"),
-                unit="percentunit",
-                empty="unknown",
-                steps=((None, RED), (1, GREEN)),
-                decimals=0,
-            ),
-        ),
-        Panel(
-            5,
-            3,
-            4,
-            single_value(
-                "Longest full pause, 15 min",
-                "At most so long was any process stopped by one full collection within 15 "
-                "minutes, one that was asked for included. It is the upper edge of a histogram "
-                "bucket; 1 min means that or more.",
-                longest_pause_of_engine("15m"),
-                unit="s",
-                empty="none",
-                steps=((None, GREEN), (0.1, YELLOW), (1, ORANGE)),
-            ),
-        ),
-        Panel(
-            6,
-            3,
-            4,
-            single_value(
-                "Stalled by GC",
-                "Share of time in which at least one process of a lockstep group was stopped by "
-                "GC, so that the whole group waited. The worst group counts.",
-                STALLED_SHARE,
-                unit="percentunit",
-                empty="no data",
-                steps=((None, GREEN), (0.001, YELLOW), (0.01, ORANGE)),
-                decimals=2,
-            ),
-        ),
-        Panel(
-            7,
-            3,
-            4,
-            single_value(
-                "Lease ends in",
-                "How long the policy lasts if nobody renews it. Then each process goes back to "
-                "CPython's own GC, and runs the full collection that it was spared.",
-                LEASE_REMAINING,
-                unit="s",
-                empty="no lease",
-                steps=((None, RED), (0, ORANGE), (300, GREEN)),
-            ),
-        ),
-        Panel(
-            8,
-            3,
-            4,
-            single_value(
-                "Memory used",
-                "The container's working set (usage without inactive file cache) as a share of "
-                "its memory limit. At 100 % the kernel kills the engine.",
-                MEMORY_SHARE,
-                unit="percentunit",
-                empty="no limit",
-                steps=((None, GREEN), (0.8, YELLOW), (0.9, ORANGE), (0.95, RED)),
-                decimals=0,
-            ),
-        ),
+        Panel(id=2, width=6, height=4, builder=single_value(MEASURE_NOW)),
+        Panel(id=3, width=3, height=4, builder=single_value(WANTED_POLICY)),
+        Panel(id=4, width=3, height=4, builder=single_value(COVERAGE)),
+        Panel(id=5, width=3, height=4, builder=single_value(LONGEST_FULL_PAUSE)),
+        Panel(id=6, width=3, height=4, builder=single_value(STALLED)),
+        Panel(id=7, width=3, height=4, builder=single_value(LEASE)),
+        Panel(id=8, width=3, height=4, builder=single_value(MEMORY_USED)),
     ),
 )
 
@@ -190,10 +109,10 @@ PAUSES = Row(
     "Pauses",
     (
         Panel(
-            11,
-            12,
-            9,
-            bucket_heatmap(
+            id=11,
+            width=12,
+            height=9,
+            builder=bucket_heatmap(
                 "Full collections, by length",
                 f"{ABOUT_FULL} Each column is a stretch of time, each cell the full collections "
                 "of that length in all processes: the higher, the longer they stopped. "
@@ -203,10 +122,10 @@ PAUSES = Row(
             ),
         ),
         Panel(
-            12,
-            12,
-            9,
-            time_series(
+            id=12,
+            width=12,
+            height=9,
+            builder=time_series(
                 "Longest full collection per process",
                 "A histogram does not keep exact lengths: shown is the upper edge of the bucket "
                 "of the longest full collection, so it lasted at most so long, and longer than "
@@ -221,10 +140,10 @@ PAUSES = Row(
             ),
         ),
         Panel(
-            13,
-            12,
-            8,
-            time_series(
+            id=13,
+            width=12,
+            height=8,
+            builder=time_series(
                 "A collection runs right now",
                 "For how long the full collection that runs at that moment has been seen, per "
                 "process. Only collections that last through a scrape show here, but they show "
@@ -245,10 +164,10 @@ PAUSES = Row(
             ),
         ),
         Panel(
-            14,
-            12,
-            8,
-            time_series(
+            id=14,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Stalls of the lockstep groups",
                 "A data-parallel rank's engine core and workers go step by step together: while "
                 "GC stops one of them, all wait. Shown is the share of time in which at least "
@@ -266,10 +185,10 @@ PAUSES = Row(
             ),
         ),
         Panel(
-            15,
-            12,
-            8,
-            time_series(
+            id=15,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Collections per generation",
                 f"How many collections per second run in all processes together. {ABOUT_FULL}",
                 (
@@ -284,10 +203,10 @@ PAUSES = Row(
             ),
         ),
         Panel(
-            16,
-            12,
-            8,
-            time_series(
+            id=16,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Time in collections per generation",
                 "Seconds per second that all processes together spend in collections; 1 s means "
                 f"that one process on average does nothing else. {ABOUT_FULL}",
@@ -303,10 +222,10 @@ PAUSES = Row(
             ),
         ),
         Panel(
-            17,
-            12,
-            8,
-            time_series(
+            id=17,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Full collections by cause",
                 "auto: CPython started it itself, at any moment, which is what a policy is for. "
                 "requested: somebody asked for it (maintain, restore, entering a policy, "
@@ -325,10 +244,10 @@ PAUSES = Row(
             ),
         ),
         Panel(
-            18,
-            12,
-            8,
-            time_series(
+            id=18,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Objects that collections found",
                 "Garbage objects that collections freed, per second, in all processes. "
                 "uncollectable: objects that GC found but could not free, which normally are "
@@ -355,10 +274,10 @@ POLICY_ROW = Row(
     "Policy and processes",
     (
         Panel(
-            31,
-            24,
-            6,
-            timeline(
+            id=31,
+            width=24,
+            height=6,
+            builder=timeline(
                 "Policy, windows and engine",
                 "What was wanted when (off: CPython's own GC; freeze: no automatic full "
                 "collection; budget: full collections go on but are kept short), when somebody "
@@ -380,10 +299,10 @@ POLICY_ROW = Row(
             ),
         ),
         Panel(
-            32,
-            12,
-            8,
-            time_series(
+            id=32,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Processes by state",
                 "applied: follows the policy. pending: has not taken it over yet. drifted: its "
                 "GC was changed by someone else. stale: no sign of life for 5 s. gone: has "
@@ -396,24 +315,23 @@ POLICY_ROW = Row(
             ),
         ),
         Panel(
-            33,
-            12,
-            8,
-            time_series(
+            id=33,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Coverage over time",
-                "Processes that have applied the policy, of all processes of the engine. Below "
-                "100 % a pause can come from the others.",
-                (Query(engine_gauge("gc_sidecar_coverage_ratio"), "coverage"),),
-                unit="percentunit",
+                COVERAGE.description,
+                (Query(COVERAGE.expr, "coverage"),),
+                unit=COVERAGE.unit,
                 empty=NO_SIDECAR,
-                look=Lines(max=1, steps=((None, RED), (1, GREEN))),
+                look=Lines(max=1, steps=COVERAGE.steps),
             ),
         ),
         Panel(
-            34,
-            12,
-            8,
-            time_series(
+            id=34,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Generations, desired and observed",
                 "Every change of the policy gets the next number; each process shows the newest "
                 "number that it has taken over. A process that stays below the dashed line does "
@@ -428,10 +346,10 @@ POLICY_ROW = Row(
             ),
         ),
         Panel(
-            35,
-            12,
-            8,
-            time_series(
+            id=35,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Freezes",
                 "How often GC was told, per minute, to leave alone the objects that exist "
                 "(gc.freeze), per process: once an interval under freeze, after long collections "
@@ -443,10 +361,10 @@ POLICY_ROW = Row(
             ),
         ),
         Panel(
-            36,
-            12,
-            8,
-            time_series(
+            id=36,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Operations",
                 "Operations that ended, by kind and result. applied: every process did it. "
                 "partial: only some. rolled_back: taken back, for one did not. unknown: the "
@@ -463,10 +381,10 @@ POLICY_ROW = Row(
             ),
         ),
         Panel(
-            37,
-            12,
-            8,
-            time_series(
+            id=37,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Length of operations",
                 "How long an operation took on average, from the request to the proof that every "
                 "process did it.",
@@ -484,10 +402,10 @@ POLICY_ROW = Row(
             ),
         ),
         Panel(
-            38,
-            24,
-            7,
-            time_series(
+            id=38,
+            width=24,
+            height=7,
+            builder=time_series(
                 "Ends of policies by reason",
                 "Why a policy ended in a process. restored: somebody asked for it. "
                 "lease_expired: nobody renewed it. rss_growth: memory grew more than was "
@@ -512,10 +430,10 @@ MEMORY = Row(
     "Memory",
     (
         Panel(
-            51,
-            12,
-            9,
-            time_series(
+            id=51,
+            width=12,
+            height=9,
+            builder=time_series(
                 "Memory per process and kind",
                 "Resident memory. anonymous: the process's own data, where garbage waits. file: "
                 "programs and mapped files. shared: memory between processes.",
@@ -530,10 +448,10 @@ MEMORY = Row(
             ),
         ),
         Panel(
-            52,
-            12,
-            9,
-            time_series(
+            id=52,
+            width=12,
+            height=9,
+            builder=time_series(
                 "Container memory and its limit",
                 "used: the container's working set (usage without inactive file cache). At the "
                 "limit the kernel kills the engine. Without a limit there is no dashed line.",
@@ -547,10 +465,10 @@ MEMORY = Row(
             ),
         ),
         Panel(
-            53,
-            12,
-            8,
-            time_series(
+            id=53,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Growth since the policy was entered",
                 "Anonymous memory that a process has gained since then; 0 without a policy. "
                 "Under freeze, garbage in cycles waits for maintain, so it grows. Growth that "
@@ -562,10 +480,10 @@ MEMORY = Row(
             ),
         ),
         Panel(
-            54,
-            12,
-            8,
-            time_series(
+            id=54,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Growth rate",
                 "How fast a process's anonymous memory grows (below 0: shrinks), over 15 "
                 "minutes. 1 GiB an hour is about 300 KiB/s.",
@@ -585,10 +503,10 @@ MEMORY = Row(
             ),
         ),
         Panel(
-            55,
-            24,
-            8,
-            time_series(
+            id=55,
+            width=24,
+            height=8,
+            builder=time_series(
                 "Device memory",
                 "GPU memory of torch, per worker. allocated: held by tensors, some of which wait "
                 "for GC. reserved: what torch keeps from the device, used or not.",
@@ -610,10 +528,10 @@ MAINTENANCE = Row(
     "Maintenance: what it costs, what it yields",
     (
         Panel(
-            71,
-            12,
-            8,
-            time_series(
+            id=71,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Time in maintenance",
                 "How long maintain (unfreeze, collect, freeze again) stopped each process. It is "
                 f"meant for moments in which nobody measures. {ABOUT_ESTIMATE}",
@@ -624,10 +542,10 @@ MAINTENANCE = Row(
             ),
         ),
         Panel(
-            72,
-            12,
-            8,
-            time_series(
+            id=72,
+            width=12,
+            height=8,
+            builder=time_series(
                 "Objects reclaimed by maintenance",
                 "Garbage that had waited and that maintain freed, per process. If it is always "
                 f"0, GC is not what holds your memory. {ABOUT_ESTIMATE}",
@@ -638,10 +556,10 @@ MAINTENANCE = Row(
             ),
         ),
         Panel(
-            73,
-            24,
-            8,
-            joined_table(
+            id=73,
+            width=24,
+            height=8,
+            builder=joined_table(
                 "Maintenance per process",
                 "What one maintenance run cost and yielded on average, since the process started.",
                 labels=(
@@ -651,32 +569,38 @@ MAINTENANCE = Row(
                 ),
                 columns=(
                     Column(
-                        title="Runs",
-                        expr=by_process("sum", select("gc_sidecar_maintain_seconds_count")),
-                        unit="short",
-                        empty="0",
-                        description="Maintenance runs since the process started.",
-                        decimals=0,
+                        Figure(
+                            title="Runs",
+                            expr=by_process("sum", select("gc_sidecar_maintain_seconds_count")),
+                            unit="short",
+                            empty="0",
+                            description="Maintenance runs since the process started.",
+                            decimals=0,
+                        ),
                     ),
                     Column(
-                        title="Pause per run",
-                        expr=by_process("sum", select("gc_sidecar_maintain_seconds_sum"))
-                        + " / ("
-                        + by_process("sum", select("gc_sidecar_maintain_seconds_count"))
-                        + " > 0)",
-                        unit="s",
-                        empty="-",
-                        description="How long one run stopped the process, on average.",
+                        Figure(
+                            title="Pause per run",
+                            expr=by_process("sum", select("gc_sidecar_maintain_seconds_sum"))
+                            + " / ("
+                            + by_process("sum", select("gc_sidecar_maintain_seconds_count"))
+                            + " > 0)",
+                            unit="s",
+                            empty="-",
+                            description="How long one run stopped the process, on average.",
+                        ),
                     ),
                     Column(
-                        title="Objects per run",
-                        expr=by_process("sum", select("gc_sidecar_reclaimed_objects_total"))
-                        + " / ("
-                        + by_process("sum", select("gc_sidecar_maintain_seconds_count"))
-                        + " > 0)",
-                        unit="short",
-                        empty="-",
-                        description="Garbage objects that one run freed, on average.",
+                        Figure(
+                            title="Objects per run",
+                            expr=by_process("sum", select("gc_sidecar_reclaimed_objects_total"))
+                            + " / ("
+                            + by_process("sum", select("gc_sidecar_maintain_seconds_count"))
+                            + " > 0)",
+                            unit="short",
+                            empty="-",
+                            description="Garbage objects that one run freed, on average.",
+                        ),
                     ),
                 ),
                 empty=NO_SIDECAR,
@@ -690,10 +614,10 @@ TRUST = Row(
     "How far to trust these numbers, and versions",
     (
         Panel(
-            91,
-            8,
-            7,
-            time_series(
+            id=91,
+            width=8,
+            height=7,
+            builder=time_series(
                 "Lost pause records",
                 "Single records of pauses that were overwritten or damaged before the sidecar "
                 "read them. Counts, sums and histograms are exact all the same; only the list of "
@@ -705,10 +629,10 @@ TRUST = Row(
             ),
         ),
         Panel(
-            92,
-            8,
-            7,
-            time_series(
+            id=92,
+            width=8,
+            height=7,
+            builder=time_series(
                 "Unreadable pages",
                 "Each process shows its state in a small file (its page). One that cannot be "
                 "read hides that process from everything here.",
@@ -719,10 +643,10 @@ TRUST = Row(
             ),
         ),
         Panel(
-            93,
-            8,
-            7,
-            time_series(
+            id=93,
+            width=8,
+            height=7,
+            builder=time_series(
                 "RPC desyncs",
                 "How often replies of vLLM's RPC came out of step since the sidecar started. "
                 "After one, the sidecar controls through the run directory instead.",
@@ -733,10 +657,10 @@ TRUST = Row(
             ),
         ),
         Panel(
-            94,
-            18,
-            8,
-            joined_table(
+            id=94,
+            width=18,
+            height=8,
+            builder=joined_table(
                 "Versions in each process",
                 "Which Python and which engine each process runs. collector: generational is the "
                 "usual kind; with free-threaded, and with incremental in Python 3.14.0 to "
@@ -751,12 +675,14 @@ TRUST = Row(
                 ),
                 columns=(
                     Column(
-                        title="Agents",
-                        expr=f"max by ({PROCESS}, python, engine, collector) "
-                        f"({select('gc_sidecar_agent_info')})",
-                        unit="none",
-                        empty="-",
-                        description="1 where an agent reports.",
+                        Figure(
+                            title="Agents",
+                            expr=f"max by ({PROCESS}, python, engine, collector) "
+                            f"({select('gc_sidecar_agent_info')})",
+                            unit="none",
+                            empty="-",
+                            description="1 where an agent reports.",
+                        ),
                     ),
                 ),
                 empty="No process has an agent",
@@ -764,10 +690,10 @@ TRUST = Row(
             ),
         ),
         Panel(
-            95,
-            6,
-            8,
-            joined_table(
+            id=95,
+            width=6,
+            height=8,
+            builder=joined_table(
                 "Sidecar",
                 "The version of the sidecar.",
                 labels=(
@@ -776,11 +702,13 @@ TRUST = Row(
                 ),
                 columns=(
                     Column(
-                        title="Sidecars",
-                        expr=f"max by (instance, version) ({select('gc_sidecar_build_info')})",
-                        unit="none",
-                        empty="-",
-                        description="1 where a sidecar reports.",
+                        Figure(
+                            title="Sidecars",
+                            expr=f"max by (instance, version) ({select('gc_sidecar_build_info')})",
+                            unit="none",
+                            empty="-",
+                            description="1 where a sidecar reports.",
+                        ),
                     ),
                 ),
                 empty=NO_SIDECAR,

@@ -7,6 +7,14 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as models
 
+from deploy.grafana.figures import (
+    COVERAGE,
+    LEASE,
+    LONGEST_FULL_PAUSE,
+    MEASURE_NOW,
+    MEMORY_USED,
+    STALLED,
+)
 from deploy.grafana.panels import (
     ENGINE_LEGEND,
     ENGINE_UID,
@@ -20,6 +28,7 @@ from deploy.grafana.panels import (
     VERDICTS,
     YELLOW,
     Column,
+    Figure,
     LabelColumn,
     Lines,
     Panel,
@@ -36,15 +45,15 @@ from deploy.grafana.panels import (
 from deploy.grafana.queries import (
     ENGINE,
     GROWTH,
-    LEASE_REMAINING,
     MEMORY_SHARE,
     POLICY,
-    STALLED_SHARE,
     VERDICT,
     VERDICT_EXPLAINED,
     increase,
+    is_,
     longest_pause_of_engine,
     of_engine,
+    rate,
     select,
 )
 
@@ -68,121 +77,74 @@ def processes_in(state: str) -> str:
 
 def bad_state_column(state: str, meaning: str) -> Column:
     return Column(
-        title=state.capitalize(),
-        expr=processes_in(state),
-        unit="short",
-        empty="-",
-        description=meaning,
-        steps=((None, GREEN), (1, RED)),
-        decimals=0,
+        Figure(
+            title=state.capitalize(),
+            expr=processes_in(state),
+            unit="short",
+            empty="-",
+            description=meaning,
+            steps=((None, GREEN), (1, RED)),
+            decimals=0,
+        ),
         coloured=True,
         width=95,
     )
 
 
 COLUMNS = (
+    Column(MEASURE_NOW, coloured=True, width=190),
     Column(
-        title="Measure now?",
-        expr=VERDICT,
-        unit="none",
-        empty="unknown",
-        description=VERDICT_EXPLAINED,
-        mappings=(VERDICTS,),
-        coloured=True,
-        width=190,
-    ),
-    Column(
-        title="Engine",
-        expr=of_engine(select("gc_sidecar_engine_up")),
-        unit="none",
-        empty="no data",
-        description="Whether the vLLM engine beside the sidecar is up.",
-        mappings=(UP_DOWN,),
+        Figure(
+            title="Engine",
+            expr=of_engine(select("gc_sidecar_engine_up")),
+            unit="none",
+            empty="no data",
+            description="Whether the vLLM engine beside the sidecar is up.",
+            mappings=(UP_DOWN,),
+        ),
         coloured=True,
         width=80,
     ),
     Column(
-        title="Policy is set",
-        expr=f"max by ({ENGINE}, mode) ({select('gc_sidecar_policy')} == 1)",
-        unit="none",
-        empty="-",
-        description="1 at the policy that is wanted; the column Policy names it.",
-    ),
-    Column(
-        title="Coverage",
-        expr=of_engine(select("gc_sidecar_coverage_ratio")),
-        unit="percentunit",
-        empty="-",
-        description="Processes that have applied the policy, of all processes of the engine.",
-        steps=((None, RED), (1, GREEN)),
-        decimals=0,
-        coloured=True,
-        width=90,
-    ),
-    Column(
-        title="Longest full pause, 15 min",
-        expr=longest_pause_of_engine("15m"),
-        unit="s",
-        empty="none",
-        description=(
-            "At most so long was any process stopped by one full collection within 15 minutes, "
-            "one that was asked for included. It is the upper edge of a histogram bucket; 1 min "
-            "means that or more."
+        Figure(
+            title="Policy is set",
+            expr=f"max by ({ENGINE}, mode) ({select('gc_sidecar_policy')} == 1)",
+            unit="none",
+            empty="-",
+            description="1 at the policy that is wanted; the column Policy names it.",
         ),
-        steps=((None, GREEN), (0.1, YELLOW), (1, ORANGE)),
-        coloured=True,
-        width=120,
     ),
+    Column(COVERAGE, coloured=True, width=90),
+    Column(LONGEST_FULL_PAUSE, coloured=True, width=120),
+    Column(STALLED, coloured=True, width=100),
     Column(
-        title="Stalled by GC",
-        expr=STALLED_SHARE,
-        unit="percentunit",
-        empty="no data",
-        description=(
-            "Share of time in which at least one process of a lockstep group was stopped by GC, "
-            "so that the whole group waited. The worst group of the engine counts."
+        Figure(
+            title="Memory growth",
+            expr=GROWTH,
+            unit="bytes",
+            empty="-",
+            description=(
+                "Anonymous memory that all processes have gained since the policy was entered. Under "
+                "freeze, cyclic garbage waits for maintain, so it grows."
+            ),
+            decimals=1,
         ),
-        steps=((None, GREEN), (0.001, YELLOW), (0.01, ORANGE)),
-        decimals=2,
-        coloured=True,
-        width=100,
-    ),
-    Column(
-        title="Memory growth",
-        expr=GROWTH,
-        unit="bytes",
-        empty="-",
-        description=(
-            "Anonymous memory that all processes have gained since the policy was entered. Under "
-            "freeze, cyclic garbage waits for maintain, so it grows."
-        ),
-        decimals=1,
         width=110,
     ),
     Column(
-        title="Memory free",
-        expr=f"1 - {MEMORY_SHARE}",
-        unit="percentunit",
-        empty="no limit",
-        description="What is left of the container's memory limit; at none left the kernel kills the engine.",
-        steps=((None, RED), (0.05, ORANGE), (0.1, YELLOW), (0.2, GREEN)),
-        decimals=0,
+        Figure(
+            title="Memory free",
+            expr=f"1 - {MEMORY_SHARE}",
+            unit="percentunit",
+            empty="no limit",
+            description="What is left of the container's memory limit; at none left the kernel kills the engine.",
+            steps=((None, RED), (0.05, ORANGE), (0.1, YELLOW), (0.2, GREEN)),
+            decimals=0,
+        ),
         coloured=True,
         width=95,
     ),
-    Column(
-        title="Lease ends in",
-        expr=LEASE_REMAINING,
-        unit="s",
-        empty="no lease",
-        description=(
-            "How long the policy lasts if nobody renews it. Then each process goes back to "
-            "CPython's own GC, and runs the full collection that it was spared."
-        ),
-        steps=((None, RED), (0, ORANGE), (300, GREEN)),
-        coloured=True,
-        width=100,
-    ),
+    Column(LEASE, coloured=True, width=100),
     bad_state_column(
         "drifted", "Processes whose GC is no longer as the policy set it: someone else changed it."
     ),
@@ -191,23 +153,27 @@ COLUMNS = (
     ),
     bad_state_column("uncovered", "Processes that should be there but have no agent."),
     Column(
-        title="RPC desyncs",
-        expr=of_engine(select("gc_sidecar_rpc_desync_total")),
-        unit="short",
-        empty="-",
-        description="How often replies of vLLM's RPC came out of step since the sidecar started; 0 is right.",
-        steps=((None, GREEN), (1, ORANGE)),
-        decimals=0,
+        Figure(
+            title="RPC desyncs",
+            expr=of_engine(select("gc_sidecar_rpc_desync_total")),
+            unit="short",
+            empty="-",
+            description="How often replies of vLLM's RPC came out of step since the sidecar started; 0 is right.",
+            steps=((None, GREEN), (1, ORANGE)),
+            decimals=0,
+        ),
         coloured=True,
         width=95,
     ),
     Column(
-        title="Windows",
-        expr=of_engine(select("gc_sidecar_window_open")),
-        unit="short",
-        empty="-",
-        description="Measured windows that are open: somebody measures there now.",
-        decimals=0,
+        Figure(
+            title="Windows",
+            expr=of_engine(select("gc_sidecar_window_open")),
+            unit="short",
+            empty="-",
+            description="Measured windows that are open: somebody measures there now.",
+            decimals=0,
+        ),
         width=85,
     ),
 )
@@ -235,12 +201,12 @@ ROWS = (
         1,
         "Which engine is not safe to measure right now",
         (
-            Panel(2, 24, 11, TABLE),
+            Panel(id=2, width=24, height=11, builder=TABLE),
             Panel(
-                3,
-                24,
-                8,
-                timeline(
+                id=3,
+                width=24,
+                height=8,
+                builder=timeline(
                     "Verdict over time",
                     "The first column of the table over time, one row per engine. "
                     + VERDICT_EXPLAINED,
@@ -256,25 +222,25 @@ ROWS = (
         f"The worst {WORST} engines over time",
         (
             Panel(
-                11,
-                12,
-                8,
-                time_series(
+                id=11,
+                width=12,
+                height=8,
+                builder=time_series(
                     "Stalled by GC",
                     "Share of time in which at least one process of a lockstep group (one "
                     "data-parallel rank: its engine core and workers) was stopped by GC, so that "
                     "the whole group waited.",
-                    (worst(STALLED_SHARE),),
-                    unit="percentunit",
+                    (worst(STALLED.expr),),
+                    unit=STALLED.unit,
                     empty=NO_ENGINE,
                     look=Lines(steps=((None, GREEN), (0.01, ORANGE))),
                 ),
             ),
             Panel(
-                12,
-                12,
-                8,
-                time_series(
+                id=12,
+                width=12,
+                height=8,
+                builder=time_series(
                     "Longest full pause",
                     "A full collection walks every object of a process and stops it meanwhile. "
                     "Shown is the upper edge of the histogram bucket of the longest one: it "
@@ -287,10 +253,10 @@ ROWS = (
                 ),
             ),
             Panel(
-                13,
-                12,
-                8,
-                time_series(
+                id=13,
+                width=12,
+                height=8,
+                builder=time_series(
                     "A collection runs right now",
                     "For how long the full collection that runs at that moment has been seen. It "
                     "stands at 0 nearly always: only collections that last through a scrape show "
@@ -301,19 +267,18 @@ ROWS = (
                 ),
             ),
             Panel(
-                14,
-                12,
-                8,
-                time_series(
+                id=14,
+                width=12,
+                height=8,
+                builder=time_series(
                     "Full collections that nobody asked for",
                     "How many full collections CPython itself started, in all processes, per "
                     "minute. Under freeze there should be none.",
                     (
                         worst(
-                            f"60 * sum by ({ENGINE}) "
-                            "(rate("
-                            + select("gc_sidecar_pause_seconds_count", 'trigger="auto"')
-                            + "[$__rate_interval]))"
+                            f"60 * sum by ({ENGINE}) ("
+                            + rate("gc_sidecar_pause_seconds_count", is_("trigger", "auto"))
+                            + ")"
                         ),
                     ),
                     unit="short",
@@ -322,10 +287,10 @@ ROWS = (
                 ),
             ),
             Panel(
-                15,
-                12,
-                8,
-                time_series(
+                id=15,
+                width=12,
+                height=8,
+                builder=time_series(
                     "Memory growth since the policy was entered",
                     "Anonymous memory that all processes of the engine have gained. Growth that "
                     "maintain does not bring down is not cyclic garbage, and GC cannot help "
@@ -337,43 +302,36 @@ ROWS = (
                 ),
             ),
             Panel(
-                16,
-                12,
-                8,
-                time_series(
+                id=16,
+                width=12,
+                height=8,
+                builder=time_series(
                     "Memory used, of the limit",
-                    "The container's working set (usage without inactive file cache) as a share "
-                    "of its memory limit. At 100 % the kernel kills the engine.",
-                    (worst(MEMORY_SHARE),),
-                    unit="percentunit",
+                    MEMORY_USED.description,
+                    (worst(MEMORY_USED.expr),),
+                    unit=MEMORY_USED.unit,
                     empty="No engine has a memory limit",
                     look=Lines(max=1, steps=((None, GREEN), (0.95, RED))),
                 ),
             ),
             Panel(
-                17,
-                12,
-                8,
-                time_series(
+                id=17,
+                width=12,
+                height=8,
+                builder=time_series(
                     "Lowest coverage",
-                    "Processes that have applied the policy, of all processes of the engine. "
-                    "Below 100 % a pause can come from the others.",
-                    (
-                        Query(
-                            f"bottomk({WORST}, {of_engine(select('gc_sidecar_coverage_ratio'))})",
-                            ENGINE_LEGEND,
-                        ),
-                    ),
-                    unit="percentunit",
+                    COVERAGE.description,
+                    (Query(f"bottomk({WORST}, {COVERAGE.expr})", ENGINE_LEGEND),),
+                    unit=COVERAGE.unit,
                     empty=NO_ENGINE,
-                    look=Lines(max=1, steps=((None, RED), (1, GREEN))),
+                    look=Lines(max=1, steps=COVERAGE.steps),
                 ),
             ),
             Panel(
-                18,
-                12,
-                8,
-                time_series(
+                id=18,
+                width=12,
+                height=8,
+                builder=time_series(
                     "Processes that do not follow the policy",
                     "Drifted (their GC was changed by someone else), stale (no sign of life for "
                     "5 s), uncovered (no agent) or refused (their Python cannot do it).",
@@ -398,10 +356,10 @@ ROWS = (
         "Every engine over time",
         (
             Panel(
-                21,
-                24,
-                8,
-                timeline(
+                id=21,
+                width=24,
+                height=8,
+                builder=timeline(
                     "Policy",
                     "The policy that is wanted, one row per engine. off: CPython's own GC. "
                     "freeze: no automatic full collection. budget: full collections go on but "
@@ -412,10 +370,10 @@ ROWS = (
                 ),
             ),
             Panel(
-                22,
-                12,
-                8,
-                timeline(
+                id=22,
+                width=12,
+                height=8,
+                builder=timeline(
                     "Measured windows",
                     "When somebody measured: the engine had at least one open window.",
                     (Query(of_engine(select("gc_sidecar_window_open")), ENGINE_LEGEND),),
@@ -427,10 +385,10 @@ ROWS = (
                 ),
             ),
             Panel(
-                23,
-                12,
-                8,
-                time_series(
+                id=23,
+                width=12,
+                height=8,
+                builder=time_series(
                     "Failed operations",
                     "Operations (freeze, maintain, restore, ...) that did not reach every "
                     "process, or whose end is not known. The count is estimated from scrapes.",

@@ -63,7 +63,21 @@ class Query:
     legend: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One number that says how an engine stands, and how it reads on either dashboard."""
+
+    title: str
+    description: str
+    expr: str
+    unit: str
+    empty: str
+    steps: Steps = NEUTRAL
+    decimals: int | None = None
+    mappings: Sequence[models.ValueMapping] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """Where a panel stands. Its id is written down, not counted: links to a panel outlive its neighbours."""
 
@@ -82,16 +96,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One query of a table, and how its values are shown."""
+    """A figure as the column of a table."""
 
-    title: str
-    expr: str
-    unit: str
-    empty: str
-    description: str
-    steps: Steps = NEUTRAL
-    decimals: int | None = None
-    mappings: Sequence[models.ValueMapping] = ()
+    figure: Figure
     coloured: bool = False
     """The cell's background tells what the thresholds or mappings say."""
     width: int | None = None
@@ -279,37 +286,29 @@ def time_series(
     return panel
 
 
-def single_value(
-    title: str,
-    description: str,
-    expr: str,
-    *,
-    unit: str,
-    empty: str,
-    steps: Steps = NEUTRAL,
-    mappings: Sequence[models.ValueMapping] = (),
-    decimals: int | None = None,
-) -> Builder[models.Panel]:
+def single_value(figure: Figure) -> Builder[models.Panel]:
     """One value, now, on a background that says whether it is good."""
     panel = (
         stat.Panel()
-        .title(title)
-        .description(description)
+        .title(figure.title)
+        .description(figure.description)
         .datasource(DATASOURCE)
-        .unit(unit)
-        .no_value(empty)
-        .thresholds(thresholds(steps))
-        .mappings(list(mappings))
+        .unit(figure.unit)
+        .no_value(figure.empty)
+        .thresholds(thresholds(figure.steps))
+        .mappings(list(figure.mappings))
         .color_mode(common_models.BigValueColorMode.BACKGROUND)
         .graph_mode(common_models.BigValueGraphMode.NONE)
         .justify_mode(common_models.BigValueJustifyMode.CENTER)
         .text_mode(common_models.BigValueTextMode.VALUE)
         .orientation(common_models.VizOrientation.AUTO)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
-        .with_target(instant_query(expr, "A").format(prometheus_models.PromQueryFormat.TIME_SERIES))
+        .with_target(
+            instant_query(figure.expr, "A").format(prometheus_models.PromQueryFormat.TIME_SERIES)
+        )
     )
-    if decimals is not None:
-        panel = panel.decimals(decimals)
+    if figure.decimals is not None:
+        panel = panel.decimals(figure.decimals)
     return panel
 
 
@@ -411,14 +410,14 @@ def joined_table(
     `hidden` those whose value is not shown, for their query brings a label.
     """
     values = dict(zip(ref_ids(len(columns)), columns, strict=True))
-    names = {column.title: f"Value #{ref_id}" for ref_id, column in values.items()}
-    names |= {column.title: column.label for column in labels}
+    names = {column.figure.title: f"Value #{ref_id}" for ref_id, column in values.items()}
+    names |= {label.title: label.label for label in labels}
     # Grafana calls a value "Value #A" or, where no other query has an answer, "Value". The first one always has.
-    titles = {name: title for title, name in names.items()} | {"Value": columns[0].title}
+    titles = {name: title for title, name in names.items()} | {"Value": columns[0].figure.title}
     order = [
         *first,
-        *(column.title for column in labels if column.title not in first),
-        *(column.title for column in columns if column.title not in first),
+        *(label.title for label in labels if label.title not in first),
+        *(column.figure.title for column in columns if column.figure.title not in first),
     ]
     panel = (
         table.Panel()
@@ -455,19 +454,20 @@ def joined_table(
         properties += appearance(label.mappings, label.coloured, label.width)
         panel = panel.override_by_name(label.title, properties)
     for ref_id, column in values.items():
-        panel = panel.with_target(instant_query(column.expr, ref_id))
-        if column.title in hidden:
+        figure = column.figure
+        panel = panel.with_target(instant_query(figure.expr, ref_id))
+        if figure.title in hidden:
             continue
         properties = [
-            property_("unit", column.unit),
-            property_("noValue", column.empty),
-            property_("description", column.description),
-            property_("thresholds", thresholds(column.steps).build()),
+            property_("unit", figure.unit),
+            property_("noValue", figure.empty),
+            property_("description", figure.description),
+            property_("thresholds", thresholds(figure.steps).build()),
         ]
-        if column.decimals is not None:
-            properties.append(property_("decimals", column.decimals))
-        properties += appearance(column.mappings, column.coloured, column.width)
-        panel = panel.override_by_name(column.title, properties)
+        if figure.decimals is not None:
+            properties.append(property_("decimals", figure.decimals))
+        properties += appearance(figure.mappings, column.coloured, column.width)
+        panel = panel.override_by_name(figure.title, properties)
     return panel
 
 
@@ -481,13 +481,13 @@ def appearance(
         cell = common_models.TableColoredBackgroundCellOptions(
             mode=common_models.TableCellBackgroundDisplayMode.BASIC
         )
-        properties += [property_("custom.cellOptions", cell), fixed_by_thresholds()]
+        properties += [property_("custom.cellOptions", cell), colour_by_thresholds()]
     if width is not None:
         properties.append(property_("custom.width", width))
     return properties
 
 
-def fixed_by_thresholds() -> models.DynamicConfigValue:
+def colour_by_thresholds() -> models.DynamicConfigValue:
     return property_("color", {"mode": "thresholds"})
 
 

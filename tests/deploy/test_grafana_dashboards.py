@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,21 +20,18 @@ from typing import Any
 
 import pytest
 
-from deploy.grafana.queries import (
-    CHECKS,
+from deploy.grafana.queries import CHECKS, SELECTION, VERDICT, longest_pause_of_engine
+from scripts import check_dashboards
+from tests.deploy.dashboard_queries import (
     MAY_BE_EMPTY,
-    SELECTION,
     STAND_INS,
-    VERDICT,
     annotation_expressions,
     expressions,
-    longest_pause_of_engine,
     panels_of,
     substituted,
 )
-from scripts import check_dashboards
-from scripts.get_prometheus import find_prometheus
 from tests.deploy.metrics import METRICS
+from tests.prometheus import promtool
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "deploy" / "grafana").glob("*.json"))
 DASHBOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
@@ -70,11 +66,6 @@ def tool(name: str) -> str:
             pytest.fail(message)
         pytest.skip(message)
     return found
-
-
-def promtool() -> str:
-    directory = find_prometheus()
-    return str(directory / "promtool") if directory else tool("promtool")
 
 
 def all_strings(value: object) -> Iterator[str]:
@@ -118,8 +109,7 @@ def parse(exprs: Sequence[str], directory: Path) -> str:
     ]
     path = directory / "rules.json"
     path.write_text(json.dumps({"groups": [{"name": "dashboards", "rules": rules}]}))
-    command = [promtool(), "check", "rules", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = promtool("check", "rules", path)
     return done.stderr.strip() if done.returncode or "FAILED" in done.stderr else ""
 
 
@@ -149,8 +139,7 @@ def answer_differs(
     # promtool has samples up to the last evaluation only.
     tests = {"rule_files": [], "evaluation_interval": "15s", "tests": [test]}
     path.write_text(json.dumps(tests))
-    command = [promtool(), "test", "rules", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = promtool("test", "rules", path)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
@@ -375,10 +364,13 @@ def test_queries_ask_for_metrics_that_exist_and_select_by_the_variables(
 
 def test_every_metric_is_on_a_dashboard() -> None:
     text = " ".join(query for dashboard in DASHBOARDS.values() for query in queries_of(dashboard))
-    asked = set(re.findall(r"\bgc_sidecar_\w+", text))
-    for name in METRICS.keys() - {"up"}:
-        name = re.sub("_(bucket|count|sum)$", "", name)
-        assert any(series.startswith(name) for series in asked), name
+    asked = {metric_of(sample) for sample in re.findall(r"\bgc_sidecar_\w+", text)}
+    assert asked == {metric_of(sample) for sample in METRICS.keys() - {"up"}}
+
+
+def metric_of(sample: str) -> str:
+    """The metric that a sample belongs to: a histogram or a summary has several."""
+    return re.sub("_(bucket|count|sum)$", "", sample)
 
 
 @EACH_GRAPH

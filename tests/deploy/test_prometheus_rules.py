@@ -5,9 +5,8 @@ What the rules do is in promtool's own tests beside them (`*.test.yaml`); here t
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from scripts.get_prometheus import DIRECTORY_VARIABLE, PROGRAMS, find_prometheus
 from tests.deploy.metrics import METRICS
+from tests.prometheus import promtool
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIRECTORY = REPOSITORY / "deploy" / "prometheus"
@@ -32,12 +32,26 @@ DOCUMENT = yaml.safe_load(RULES.read_text())
 ALL_RULES: list[dict[str, Any]] = [rule for group in DOCUMENT["groups"] for rule in group["rules"]]
 ALERTS = {rule["alert"]: rule for rule in ALL_RULES if "alert" in rule}
 RECORDS = {rule["record"]: rule for rule in ALL_RULES if "record" in rule}
-CASES: list[dict[str, Any]] = [
-    case for path in TESTS for case in yaml.safe_load(path.read_text())["tests"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One of promtool's own tests."""
+
+    document: dict[str, Any]
+    """The whole file that it is in."""
+    test: dict[str, Any]
+
+
+CASES = [
+    Case(document, test)
+    for document in (yaml.safe_load(path.read_text()) for path in TESTS)
+    for test in document["tests"]
 ]
 
 each_alert = pytest.mark.parametrize("name", ALERTS)
 each_record = pytest.mark.parametrize("name", RECORDS)
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.test["name"])
 each_rule = pytest.mark.parametrize("rule", ALL_RULES, ids=[*RECORDS, *ALERTS])
 
 
@@ -89,39 +103,30 @@ def faults_of(expression: str) -> list[str]:
     return faults
 
 
-@pytest.fixture(scope="module")
-def promtool() -> Path:
-    directory = find_prometheus()
-    if directory is None:
-        message = "promtool was not found: python scripts/get_prometheus.py gets it"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return directory / "promtool"
-
-
-def run(promtool: Path, *arguments: str) -> str:
+def content(*arguments: str | Path) -> str:
     """What promtool says; the test fails with it where promtool is not content."""
-    command = [str(promtool), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    done = promtool(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def test_promtool_accepts_the_rules(promtool: Path) -> None:
-    said = run(promtool, "check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+def test_promtool_accepts_the_rules() -> None:
+    said = content("check", "rules", "--lint=all", "--lint-fatal", RULES)
     assert f"{len(ALL_RULES)} rules found" in said
 
 
-def test_promtool_accepts_the_example_configuration(promtool: Path) -> None:
-    assert "1 rule files found" in run(
-        promtool, "check", "config", str(DIRECTORY / "prometheus.example.yaml")
-    )
+def test_promtool_accepts_the_example_configuration() -> None:
+    assert "1 rule files found" in content("check", "config", DIRECTORY / "prometheus.example.yaml")
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
-def test_the_rules_pass_their_own_tests(promtool: Path, path: Path) -> None:
-    assert "SUCCESS" in run(promtool, "test", "rules", str(path))
+@each_case
+def test_the_rules_pass_their_own_tests(case: Case, tmp_path: Path) -> None:
+    """Each case by itself, so that they run side by side: promtool takes a file's one after the other."""
+    rule_files = [str((DIRECTORY / name).resolve()) for name in case.document["rule_files"]]
+    alone = case.document | {"rule_files": rule_files, "tests": [case.test]}
+    path = tmp_path / "case.test.json"
+    path.write_text(json.dumps(alone))
+    assert "SUCCESS" in content("test", "rules", path)
 
 
 @each_rule
@@ -148,10 +153,10 @@ def test_a_misspelt_expression_would_be_found(expression: str, fault: str) -> No
     assert faults_of(expression) == [fault]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_a_case_has_only_series_that_could_be_scraped(case: dict[str, Any]) -> None:
+@each_case
+def test_a_case_has_only_series_that_could_be_scraped(case: Case) -> None:
     """A misspelt series would make every silent case true for the wrong reason."""
-    for entry in case["input_series"]:
+    for entry in case.test["input_series"]:
         (selector,) = selectors_of(entry["series"])
         labels = {label: value for label, _, value in selector.matchers}
         assert selector.name in METRICS, entry["series"]
@@ -172,7 +177,7 @@ def test_a_recording_rule_is_named_after_level_metric_and_operations(name: str) 
 
 @each_record
 def test_a_recording_rule_has_a_test_of_its_value(name: str) -> None:
-    tests = [test for case in CASES for test in case.get("promql_expr_test", ())]
+    tests = [test for case in CASES for test in case.test.get("promql_expr_test", ())]
     values = [
         test["exp_samples"]
         for test in tests
@@ -182,7 +187,7 @@ def test_a_recording_rule_has_a_test_of_its_value(name: str) -> None:
 
 
 def alert_tests(name: str) -> list[dict[str, Any]]:
-    tests = [test for case in CASES for test in case.get("alert_rule_test", ())]
+    tests = [test for case in CASES for test in case.test.get("alert_rule_test", ())]
     return [test for test in tests if test["alertname"] == name]
 
 
@@ -199,7 +204,7 @@ def test_an_alert_has_a_case_of_its_own_in_which_it_stays_silent(name: str) -> N
     silent = [
         case
         for case in CASES
-        if (tests := [t for t in case.get("alert_rule_test", ()) if t["alertname"] == name])
+        if (tests := [t for t in case.test.get("alert_rule_test", ()) if t["alertname"] == name])
         and not any(test["exp_alerts"] for test in tests)
     ]
     assert silent

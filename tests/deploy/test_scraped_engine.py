@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import observing
 from tests.deploy.metrics import METRICS
 from tests.embedded.engine import scene
-from tests.prometheus import Prometheus, hurried
+from tests.prometheus import Prometheus, hurried, promtool
 from tests.sidecar_process import SidecarProcess, wait_for
 from tests.vllm.scene import Scene, pids_of
 
@@ -35,9 +34,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with (
         scene(directory, *FLAGS) as running,
         running.sidecar("observing") as sidecar,
-        Prometheus(
-            observing.programs(), [sidecar.url.removeprefix("http://")], directory, rules
-        ) as prometheus,
+        Prometheus(sidecar.url.removeprefix("http://"), directory, rules) as prometheus,
     ):
         sidecar.wait_for_coverage(4)
         wait_for("a scrape", prometheus.is_scraping)
@@ -46,7 +43,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.mark.xdist_group("observing")
 def test_every_panel_and_every_rule_has_data_while_the_story_is_told(stage: Stage) -> None:
-    observing.tell(stage.scene, stage.sidecar)
+    observing.tell_the_story(stage.scene, stage.sidecar)
     observing.assert_agrees_with_pages(stage.prometheus, stage.sidecar)
     observing.assert_every_panel_has_data(stage.prometheus, stage.sidecar)
     observing.assert_every_rule_has_data(stage.prometheus)
@@ -68,12 +65,7 @@ def test_rules_and_dashboards_are_written_for_the_samples_that_there_are(stage: 
 @pytest.mark.xdist_group("observing")
 def test_promtool_finds_nothing_to_say_about_the_metrics(stage: Stage) -> None:
     body = stage.sidecar.get("/metrics", parse=False)[1]
-    checked = subprocess.run(
-        [observing.programs() / "promtool", "check", "metrics"],
-        input=body,
-        capture_output=True,
-        text=True,
-    )
+    checked = promtool("check", "metrics", given=body)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
