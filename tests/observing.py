@@ -46,18 +46,19 @@ ASK_WITNESS = "result = dict(witness)"
 
 
 @contextmanager
-def traffic(scene: Scene) -> Iterator[None]:
-    """Completions one after the other."""
+def traffic(scene: Scene) -> Iterator[list[str]]:
+    """Completions one after the other, as they come."""
     stop = threading.Event()
+    completions: list[str] = []
 
     def ask() -> None:
         while not stop.is_set():
-            scene.engine.complete("hello", 16)
+            completions.append(scene.engine.complete("hello", 16))
 
     client = threading.Thread(target=ask)
     client.start()
     try:
-        yield
+        yield completions
     finally:
         stop.set()
         client.join()
@@ -78,10 +79,13 @@ def tell_the_story(scene: Scene, sidecar: SidecarProcess) -> dict[str, Any]:
     status, opened = sidecar.post("/gc/windows", {"window_id": "story", "max_pause_ms": 0})
     assert status == 201, opened
     before = scene.probe.run(ASK_WITNESS, pids)
-    with traffic(scene):
+    with traffic(scene) as completions:
         for path in ("/gc/freeze", "/gc/maintain", "/gc/restore", "/gc/maintain"):
             status, answer = sidecar.post(path)
             assert status == 200, answer
+        # Tokens that come evenly, so that late ones can be told from them.
+        enough = len(completions) + 10
+        wait_for("tokens", lambda: len(completions) >= enough, deadline_s=60)
     status, closed = sidecar.post("/gc/windows/story/close")
     assert status == 200, closed
     seen = scene.probe.run(ASK_WITNESS, pids)
