@@ -9,6 +9,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from deploy.grafana.figures import (
     COVERAGE,
+    DRIFTED,
     LEASE,
     LONGEST_FULL_PAUSE,
     MEASURE_NOW,
@@ -208,15 +209,15 @@ PAUSES = Row(
             height=8,
             builder=time_series(
                 "Time in collections per generation",
-                "Seconds per second that all processes together spend in collections; 1 s means "
-                f"that one process on average does nothing else. {ABOUT_FULL}",
+                "Share of time in collections, added up over all processes; 100 % means that one "
+                f"process on average does nothing else, so it can be more. {ABOUT_FULL}",
                 (
                     Query(
                         f"sum by (generation) ({rate('gc_sidecar_collection_seconds_total')})",
                         "generation {{generation}}",
                     ),
                 ),
-                unit="s",
+                unit="percentunit",
                 empty=NO_SIDECAR,
                 look=Lines(stacked=True, colours={"generation 2": RED}),
             ),
@@ -304,10 +305,9 @@ POLICY_ROW = Row(
             height=8,
             builder=time_series(
                 "Processes by state",
-                "applied: follows the policy. pending: has not taken it over yet. drifted: its "
-                "GC was changed by someone else. stale: no sign of life for 5 s. gone: has "
-                "ended. uncovered: should be there, but has no agent. refused: its Python cannot "
-                "do it.",
+                f"applied: follows the policy. pending: has not taken it over yet. drifted: {DRIFTED}. "
+                "stale: no sign of life for 5 s. gone: has ended. uncovered: should be there, but "
+                "has no agent. refused: its Python cannot do it.",
                 (Query(f"sum by (state) ({select('gc_sidecar_processes')})", "{{state}}"),),
                 unit="short",
                 empty=NO_SIDECAR,
@@ -367,8 +367,9 @@ POLICY_ROW = Row(
             builder=time_series(
                 "Operations",
                 "Operations that ended, by kind and result. applied: every process did it. "
-                "partial: only some. rolled_back: taken back, for one did not. unknown: the "
-                f"answer was lost. {ABOUT_ESTIMATE}",
+                "partial: only some, which had been allowed. rolled_back: taken back, for one did "
+                "not. failed: not done. unknown: not every process has shown in time whether it "
+                f"did it. {ABOUT_ESTIMATE}",
                 (
                     Query(
                         f"sum by (operation, result) ({increase('gc_sidecar_operations_total')}) > 0",

@@ -17,6 +17,12 @@ from deploy.grafana.queries import (
     select,
 )
 
+# What the state means, in the middle of a sentence; api.md and the alert say the same.
+DRIFTED = (
+    "no longer has the policy that it had, for it restarted and has not got it again yet, left it "
+    "by itself (end of the lease, memory growth, a freeze that went wrong), or had its GC "
+    "or its policy changed by someone else"
+)
 MEASURE_NOW = Figure(
     title="Measure now?",
     description=VERDICT_EXPLAINED,

@@ -9,6 +9,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from deploy.grafana.figures import (
     COVERAGE,
+    DRIFTED,
     LEASE,
     LONGEST_FULL_PAUSE,
     MEASURE_NOW,
@@ -145,9 +146,7 @@ COLUMNS = (
         width=95,
     ),
     Column(LEASE, coloured=True, width=100),
-    bad_state_column(
-        "drifted", "Processes whose GC is no longer as the policy set it: someone else changed it."
-    ),
+    bad_state_column("drifted", f"How many processes drifted: each {DRIFTED}."),
     bad_state_column(
         "stale", "Processes that have shown no sign of life for 5 s: stopped, or very busy."
     ),
@@ -333,14 +332,14 @@ ROWS = (
                 height=8,
                 builder=time_series(
                     "Processes that do not follow the policy",
-                    "Drifted (their GC was changed by someone else), stale (no sign of life for "
-                    "5 s), uncovered (no agent) or refused (their Python cannot do it).",
+                    "Every process that is not applied: pending (has not taken the policy over "
+                    "yet, which is usual for a moment after a change), stale (no sign of life for "
+                    "5 s), gone (has ended), uncovered (has no agent), refused (its Python cannot "
+                    f"do it), or drifted ({DRIFTED}).",
                     (
                         worst(
                             f"sum by ({ENGINE}) ("
-                            + select(
-                                "gc_sidecar_processes", 'state=~"drifted|stale|uncovered|refused"'
-                            )
+                            + select("gc_sidecar_processes", 'state!="applied"')
                             + ")"
                         ),
                     ),

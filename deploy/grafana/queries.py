@@ -77,6 +77,16 @@ POLICY = "sum by ({labels}) ({terms})".format(
 )
 
 
+# Neither what came before a policy was entered nor the start-up of a process that restarted says anything about
+# a measurement that starts now: the alert on full collections leaves both out too.
+HELD_POLICY_5M = (
+    of_engine("min_over_time(" + select("gc_sidecar_policy", 'mode!="off"') + "[5m])")
+    + " == 1 and "
+    + of_engine("min_over_time(" + select("gc_sidecar_coverage_ratio") + "[5m])")
+    + " == 1"
+)
+
+
 @dataclass(frozen=True)
 class Check:
     """One reason not to measure on an engine now."""
@@ -135,7 +145,7 @@ CHECKS = (
         "no: GC paused it",
         "orange",
         of_engine(increase("gc_sidecar_pause_seconds_sum", is_("trigger", "auto"), window="5m"))
-        + f" > bool {NOTICEABLE_PAUSE_S}",
+        + f" > bool {NOTICEABLE_PAUSE_S} and {HELD_POLICY_5M}",
     ),
     Check(
         2, "lease", "no: lease ends soon", "orange", f"{LEASE_REMAINING} < bool {LEASE_MARGIN_S}"
@@ -156,6 +166,8 @@ VERDICT_EXPLAINED = (
     "Whether a measurement that starts now would be free of GC pauses of the server. The reasons "
     "against it, the gravest first: the sidecar has not been seen for up to 15 minutes; the "
     "engine is down; no policy is on; not every process has applied it; a full collection runs "
-    "right now; CPython's own full collections took more than 100 ms within 5 minutes; the lease "
-    "ends within 5 minutes; the container uses more than 95 % of its memory limit."
+    "right now; CPython's own full collections took more than 100 ms of a process within 5 "
+    "minutes (they count only where all processes had the policy for all of that time, so not "
+    "what ran before it was entered); the lease ends within 5 minutes; the container uses more "
+    "than 95 % of its memory limit."
 )

@@ -39,7 +39,7 @@ from gc_sidecar_agent.command import (
 from gc_sidecar_agent.follower import BoardFollower
 from gc_sidecar_agent.gate import Gate, beside_board, this_gate
 from gc_sidecar_agent.memory import read_cgroup_memory, read_device_memory, read_memory
-from gc_sidecar_agent.meter import PauseMeter
+from gc_sidecar_agent.meter import PauseMeter, outlast_callbacks
 from gc_sidecar_agent.page import (
     HEADER_COLLECTING_SINCE_NS,
     NONE,
@@ -462,8 +462,15 @@ def this_process() -> Agent:
             _agent = Agent(os.environ.get(RUN_DIR_VARIABLE) or None, this_gate())
         if not _fork_is_watched:
             _fork_is_watched = True
-            os.register_at_fork(after_in_child=_leave_behind_after_fork)
+            os.register_at_fork(before=_wait_before_fork, after_in_child=_leave_behind_after_fork)
         return _agent
+
+
+def _wait_before_fork() -> None:
+    try:
+        outlast_callbacks()
+    except Exception:  # nothing of ours may disturb a fork
+        pass
 
 
 def _leave_behind_after_fork() -> None:

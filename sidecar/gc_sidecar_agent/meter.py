@@ -7,12 +7,15 @@ nothing and allocates nothing that GC tracks but, once per full collection, two 
 from __future__ import annotations
 
 import gc
+import sys
+import time
 from _thread import get_ident
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from gc import get_count, get_threshold, isenabled
 from time import monotonic_ns  # read from the vDSO: not a system call
+from types import CodeType, FrameType
 
 from gc_sidecar_agent.page import (
     BUCKETS_NS,
@@ -40,6 +43,10 @@ _FULL_STARTS = NUMBER_INDEX["full_starts"]
 
 # More than a page has, so that all of a page's records stay whole while they are brought there.
 RING_SLOTS = RING_RECORDS + 64
+
+# For how long a fork waits at most for a callback of ours to end, and how often it looks.
+FORK_WAIT_S = 1.0
+FORK_POLL_S = 0.0005
 
 # Numbers that nobody has measured yet.
 _UNKNOWN_AT_FIRST = (
@@ -108,6 +115,10 @@ class PauseMeter:
     def attach(self) -> None:
         """Be called at every collection from now on; also after somebody cleared gc.callbacks."""
         if self.callback not in gc.callbacks:
+            # Whoever removed it in the middle of a collection kept the stop from us.
+            if self._start_ns:
+                self._start_ns = 0
+                self.collecting[HEADER_COLLECTING_SINCE_NS] = 0
             gc.callbacks.append(self.callback)
 
     def detach(self) -> None:
@@ -128,6 +139,7 @@ class PauseMeter:
     def callback(self, phase: str, info: dict[str, int]) -> None:
         """What gc.callbacks calls at the start and the stop of every collection."""
         if phase == "start":
+            stop_is_missing = self._start_ns
             self._start_ns = now = monotonic_ns()
             if info["generation"] == 2:
                 self.collecting[HEADER_COLLECTING_SINCE_NS] = now
@@ -139,13 +151,19 @@ class PauseMeter:
                     first, _, third = get_count()
                     # Without a gen1 collection since the last full one it is nobody's but an explicit one.
                     self._trigger = _AUTO if third and _is_automatic(first, third) else _EXPLICIT
+            elif stop_is_missing:
+                # An exception out of a signal handler ended that callback before its first line.
+                self.collecting[HEADER_COLLECTING_SINCE_NS] = 0
             return
+        generation = info["generation"]
+        if generation == 2:
+            # First of all: a signal handler may end this callback at any later line.
+            self.collecting[HEADER_COLLECTING_SINCE_NS] = 0
         start_ns = self._start_ns
         if not start_ns:
             return  # attached in the middle of a collection
         self._start_ns = 0
         duration_ns = monotonic_ns() - start_ns
-        generation = info["generation"]
         collected = info["collected"]
         words = self.words
         index = _GENERATION_INDEX[generation]
@@ -168,7 +186,6 @@ class PauseMeter:
                 words[_REQUESTED_TOTAL_NS] += duration_ns
                 self.requested_ns = duration_ns
             ring, next_index = self.full_ring, _FULL_RING_NEXT
-            self.collecting[HEADER_COLLECTING_SINCE_NS] = 0
         else:
             trigger = _AUTO
             ring, next_index = self.young_ring, _YOUNG_RING_NEXT
@@ -180,6 +197,32 @@ class PauseMeter:
         ring.objects[slot] = collected
         # Last of all: what is told of is there.
         words[next_index] = sequence + 1
+
+
+def outlast_callbacks() -> None:
+    """Before a fork: wait until no other thread is inside a meter's callback, for FORK_WAIT_S at most.
+
+    CPython's flag that a collection runs is set there, and only because the callback is Python can another
+    thread run meanwhile, and fork: its child would keep the flag, and never collect again.
+    """
+    deadline = time.monotonic() + FORK_WAIT_S
+    while _is_in_a_callback() and time.monotonic() < deadline:
+        time.sleep(FORK_POLL_S)
+
+
+def _is_in_a_callback() -> bool:
+    code = PauseMeter.callback.__code__
+    # This thread may fork in a signal handler on top of the callback: to wait for itself helps nobody.
+    own = get_ident()
+    return any(_runs(code, frame) for ident, frame in sys._current_frames().items() if ident != own)
+
+
+def _runs(code: CodeType, frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def private_header() -> memoryview:

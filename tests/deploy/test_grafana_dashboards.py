@@ -482,6 +482,50 @@ def test_a_collection_that_somebody_asked_for_is_no_reason_against_measuring(
     assert not answer_differs(VERDICT, series, {'{instance="a"}': 0}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(
+            {'policy{mode="off"}': "1+0x28 0+0x30", 'policy{mode="freeze"}': "0+0x28 1+0x30"},
+            id="before the policy was entered",
+        ),
+        pytest.param(
+            {'policy{mode="budget"}': "1+0x28 0+0x30", 'policy{mode="freeze"}': "0+0x28 1+0x30"},
+            id="under another policy",
+        ),
+        pytest.param({"coverage_ratio": "0.75+0x28 1+0x30"}, id="while a process restarted"),
+    ],
+)
+def test_a_collection_from_before_every_process_had_the_policy_is_no_reason_against_measuring(
+    changed: Mapping[str, str], tmp_path: Path
+) -> None:
+    """The pause is seen at 6 minutes, the change at 7; the verdict is asked for at 10."""
+    pause = {'pause_seconds_sum{role="worker",trigger="auto"}': "3+0x23 4+0x35"}
+    paused = next(check.code for check in CHECKS if check.name == "paused")
+    labels = '{instance="a"}'
+    assert not answer_differs(
+        VERDICT, engine_series('instance="a"', pause), {labels: paused}, tmp_path
+    )
+    series = engine_series('instance="a"', pause | dict(changed))
+    assert not answer_differs(VERDICT, series, {labels: 0}, tmp_path)
+
+
+def test_a_process_in_any_state_but_applied_does_not_follow_the_policy(tmp_path: Path) -> None:
+    panel = next(
+        panel
+        for panel in panels_of(DASHBOARDS["gc-sidecar-fleet"])
+        if panel["title"] == "Processes that do not follow the policy"
+    )
+    states = ("applied", "pending", "drifted", "stale", "gone", "uncovered", "refused")
+    series = {
+        f'gc_sidecar_processes{{instance="a",state="{state}"}}': f"{10**power}+0x60"
+        for power, state in enumerate(states)
+    }
+    (target,) = panel["targets"]
+    assert not answer_differs(target["expr"], series, {'{instance="a"}': 1_111_110}, tmp_path)
+    assert not [state for state in states if state not in panel["description"]]
+
+
 def test_an_engine_without_limit_lease_and_processes_still_gets_a_verdict(tmp_path: Path) -> None:
     series = {
         name: values

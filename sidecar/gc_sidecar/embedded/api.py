@@ -230,12 +230,8 @@ class _Completion:
         return {**self._head, "choices": [choice], "usage": self._usage()}
 
     async def _tokens(self) -> AsyncIterator[tuple[str, str | None]]:
-        arrived = last = time.monotonic()
+        arrived = time.monotonic()
         async for token in self._engine.generate(self._max_tokens):
-            now = time.monotonic()
-            if self._produced:
-                self._figures.inter_token_s.observe(now - last)
-            last = now
             self._produced += 1
             yield token.text, token.finish_reason
         self._figures.request_s.observe(time.monotonic() - arrived)

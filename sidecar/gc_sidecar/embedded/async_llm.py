@@ -23,6 +23,7 @@ from gc_sidecar.embedded.core import (
     Tokens,
     UtilityResult,
 )
+from gc_sidecar.embedded.figures import Histogram, inter_token_histogram
 from gc_sidecar.embedded.scheduler import Token
 from gc_sidecar.embedded.settings import EngineConfig
 
@@ -43,10 +44,12 @@ class CoreConnection:
     index: int
     writer: asyncio.StreamWriter
     statistics: Statistics = NO_STATISTICS
-    requests: set[str] = field(default_factory=set)  # this API server's, not finished yet
+    # This API server's that are not finished yet, and when the core made the latest token of each.
+    requests: dict[str, float | None] = field(default_factory=dict)
     # Steps that made tokens for this API server, and those tokens.
     iterations: int = 0
     iteration_tokens: int = 0
+    inter_token_s: Histogram = field(default_factory=inter_token_histogram)
 
 
 class CoreClient:
@@ -111,7 +114,7 @@ class CoreClient:
         engine = min(self.core_engines, key=lambda e: (len(e.requests), e.index))
         request_id = f"{self._client_index}-{next(self._request_ids)}"
         tokens = self._streams[request_id] = asyncio.Queue()
-        engine.requests.add(request_id)
+        engine.requests[request_id] = None
         finished = False
         try:
             request = (request_id, self._client_index, max_tokens)
@@ -124,7 +127,7 @@ class CoreClient:
                 yield token
         finally:
             del self._streams[request_id]
-            engine.requests.discard(request_id)
+            del engine.requests[request_id]
             if not finished and not self.is_dead:
                 self._send(engine, EngineCoreRequestType.ABORT, request_id)
 
@@ -150,6 +153,11 @@ class CoreClient:
             for token in message.tokens:
                 stream = self._streams.get(token.request_id)
                 if stream is not None:
+                    # By the core's clock, as in vLLM: a pause of this process makes no token late.
+                    last_s = connection.requests[token.request_id]
+                    if last_s is not None:
+                        connection.inter_token_s.observe(message.made_s - last_s)
+                    connection.requests[token.request_id] = message.made_s
                     stream.put_nowait(token)
         elif isinstance(message, UtilityResult):
             future = self._calls.get(message.call_id)

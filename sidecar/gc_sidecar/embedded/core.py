@@ -56,9 +56,10 @@ class Dead:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a step made for one client."""
+    """What a step made for one client, and when, on the monotonic clock that all processes share."""
 
     tokens: list[Token]
+    made_s: float
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,11 @@ class EngineCoreProc(EngineCore):
 
     def _process_engine_step(self) -> None:
         tokens = self.step()
+        made_s = time.monotonic()
         # First the counts: who has got the last token may look at them.
         self._tell_statistics(at_once=False)
         for client_index, of_client in tokens.items():
-            self._output_queue.put((client_index, Tokens(of_client)))
+            self._output_queue.put((client_index, Tokens(of_client, made_s)))
 
     def _handle_client_request(self, request_type: EngineCoreRequestType, request: Any) -> None:
         if request_type is EngineCoreRequestType.ADD:

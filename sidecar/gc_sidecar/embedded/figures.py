@@ -8,8 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from gc_sidecar.embedded.async_llm import CoreConnection
+if TYPE_CHECKING:
+    from gc_sidecar.embedded.async_llm import CoreConnection
 
 REQUEST_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 INTER_TOKEN_S = (0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -30,15 +32,23 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def lines(self, labels: str) -> Iterator[str]:
-        """Its part of the exposition."""
+    def header(self) -> Iterator[str]:
+        """What stands once before the samples of all histograms of its name."""
         yield f"# HELP {self._name} {self._help}"
         yield f"# TYPE {self._name} histogram"
+
+    def samples(self, labels: str) -> Iterator[str]:
+        """Its part of the exposition."""
         bounds = (*map(str, self._bounds), "+Inf")
         for bound, count in zip(bounds, accumulate(self._counts), strict=True):
             yield f'{self._name}_bucket{{{labels},le="{bound}"}} {count}'
         yield f"{self._name}_sum{{{labels}}} {self._sum}"
         yield f"{self._name}_count{{{labels}}} {sum(self._counts)}"
+
+
+def inter_token_histogram() -> Histogram:
+    """One for each engine core."""
+    return Histogram("vllm:inter_token_latency_seconds", "Time between two tokens.", INTER_TOKEN_S)
 
 
 class Figures:
@@ -47,9 +57,6 @@ class Figures:
     def __init__(self) -> None:
         self.request_s = Histogram(
             "vllm:e2e_request_latency_seconds", "Time of a whole request.", REQUEST_S
-        )
-        self.inter_token_s = Histogram(
-            "vllm:inter_token_latency_seconds", "Time between two tokens.", INTER_TOKEN_S
         )
 
     def exposition(self, cores: Sequence[CoreConnection], model: str) -> str:
@@ -78,6 +85,9 @@ class Figures:
             lines.append(f'{name}_bucket{{{labels},le="+Inf"}} {core.iterations}')
             lines.append(f"{name}_sum{{{labels}}} {core.iteration_tokens}")
             lines.append(f"{name}_count{{{labels}}} {core.iterations}")
-        for histogram in (self.request_s, self.inter_token_s):
-            lines += histogram.lines(f'engine="0",model_name="{model}"')
+        lines += self.request_s.header()
+        lines += self.request_s.samples(f'engine="0",model_name="{model}"')
+        lines += inter_token_histogram().header()
+        for core in cores:
+            lines += core.inter_token_s.samples(f'engine="{core.index}",model_name="{model}"')
         return "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ No registry is asked, so that nothing of this process's own Python gets mixed in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
@@ -28,6 +29,8 @@ from gc_sidecar.server.tally import LENGTH_BOUNDS, Tally
 from gc_sidecar_agent.gate import POLICIES
 from gc_sidecar_agent.page import BUCKET_COUNT, BUCKETS_NS
 
+# Of an Accept header: how names with other letters are to be escaped. Ours have none.
+ESCAPING = re.compile(r";\s*escaping=[^;,]*")
 PROCESS = ("role", "dp_rank", "rank")
 GENERATIONS = ("0", "1", "2")
 MEMORY_KINDS = ("anonymous", "file", "shared")
@@ -43,7 +46,7 @@ def render(
 ) -> tuple[bytes, str]:
     """The exposition in the format that `accept` asks for, and its content type."""
     try:
-        encoder, content_type = choose_encoder(accept or "")
+        encoder, content_type = choose_encoder(ESCAPING.sub("", accept or ""))
     except (TypeError, ValueError):  # a version that is none
         encoder, content_type = choose_encoder("")
     return encoder(_Exposition(knowledge, open_windows, tally)), content_type
@@ -113,7 +116,7 @@ _SINGLE: tuple[tuple[str, _Family, str, Callable[[Row, Report, PauseLog], float]
     (
         "resident_growth_bytes", GaugeMetricFamily,
         "Growth of anonymous memory since the policy was entered.",
-        lambda row, report, log: float(report.number("growth_bytes")),
+        lambda row, report, log: float(report.numbers.get("growth_bytes") or 0),
     ),
     (
         "observed_generation", GaugeMetricFamily,
@@ -183,7 +186,7 @@ def _process_metrics(rows: list[Row], log: PauseLog) -> Iterator[Metric]:
         for _, report, labels in known:
             for value, key in numbers:
                 found = report.numbers.get(key)
-                if found is not None:
+                if found is not None and found >= 0:
                     family.add_metric([*labels, value], found * factor)
         yield family
     for name, kind, text, tell in _SINGLE:
@@ -239,7 +242,7 @@ def _engine_metrics(knowledge: Knowledge, roster: Roster, live: list[Row]) -> It
         yield GaugeMetricFamily(f"gc_sidecar_{name}", help_text, value=value)
     stalls = CounterMetricFamily(
         "gc_sidecar_stall_seconds",
-        "Time that pauses held up the steps of a lockstep group: the union over its processes.",
+        "Time that pauses held up a lockstep group since the sidecar started: the union over its processes.",
         labels=["dp_rank"],
     )
     lockstep = [row.report.identity for row in live if row.report is not None]
@@ -273,7 +276,9 @@ def _own_metrics(tally: Tally, open_windows: int) -> Iterator[Metric]:
     )
     for kind, length in tally.lengths.items():
         lengths.add_metric([kind], _cumulative(OPERATION_BOUNDS, length.counts), length.total_s)
-    build = GaugeMetricFamily("gc_sidecar_build_info", "This sidecar.", labels=["version"])
+    build = GaugeMetricFamily(
+        "gc_sidecar_build_info", "Version of the sidecar.", labels=["version"]
+    )
     build.add_metric([__version__], 1)
     yield operations
     yield lengths

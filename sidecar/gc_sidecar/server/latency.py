@@ -18,8 +18,16 @@ STEPS_METRIC = "vllm:iteration_tokens_total"
 LATE_FACTOR = 3.0
 # With fewer tokens nothing can be said.
 LEAST_TOKENS = 50
-# Below this share of the stalled time GC does not explain it, above that it does.
-LITTLE, MOST = 0.2, 0.5
+# What is said from which share of the stalled time on.
+SAYINGS = (
+    (0.5, "mostly the server's GC"),
+    (0.2, "partly the server's GC"),
+    (0.0, "not the server's GC"),
+)
+# With so many times as much pause as stalled time the two cannot be compared; buckets are coarse.
+MUCH_MORE = 2.0
+# Lengths of pauses that are summed up apart: which of them make tokens late is known only at the end.
+LENGTHS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 # Less stalled time than this share of the window, or than the histogram can tell, is none.
 WORTH_TELLING = 0.001
 WORTH_TELLING_S = 0.02
@@ -152,7 +160,8 @@ def _middle(low: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class LatencyVerdict:
-    """What vLLM's own latency says of a window: `stalled_s` by anything, `gc_s` of GC, `explained` the share."""
+    """What vLLM's own latency says of a window: `stalled_s` by anything, `gc_s` by pauses long enough to make a
+    token late, `explained` the share of the one in the other."""
 
     says: str
     stalled_s: float | None = None
@@ -163,20 +172,29 @@ class LatencyVerdict:
 
 
 def latency_verdict(
-    stalled: Mapping[int, Stalled], stalls: Mapping[int, float], duration_s: float
+    stalled: Mapping[int, Stalled], late_pauses: Mapping[float, float], duration_s: float
 ) -> LatencyVerdict:
-    """What is said of it; `stalled` and `stalls` (by GC) are by data-parallel rank."""
+    """What is said of it. `stalled` is by data-parallel rank, `late_pauses` the time that pauses of at least so
+    many seconds (LENGTHS_S) held up any of them."""
     if not stalled:
-        return LatencyVerdict("unknown: the engine's metrics tell too little of its latency")
-    stalled_s = sum(each.stalled_s for each in stalled.values())
-    gc_s = sum(stalls.get(dp_rank, 0.0) for dp_rank in stalled)
+        return LatencyVerdict(
+            f"unknown: fewer than {LEAST_TOKENS} tokens were made, or the engine does not tell"
+        )
+    # Ranks that run in lockstep are held up together: adding them up would count one stall for each.
+    stalled_s = max(each.stalled_s for each in stalled.values())
     typical_s = max(each.typical_s for each in stalled.values())
     tokens = sum(each.tokens for each in stalled.values())
-    if stalled_s < max(WORTH_TELLING_S, WORTH_TELLING * duration_s):
-        return LatencyVerdict("tokens came evenly", stalled_s, gc_s, None, typical_s, tokens)
-    explained = min(1.0, gc_s / stalled_s)
-    if explained < LITTLE:
-        says = "not the server's GC"
+    # A pause that makes no token late explains none, and there are thousands of those.
+    least_s = (LATE_FACTOR - 1) * typical_s
+    length_s = max((each for each in LENGTHS_S if each <= least_s), default=LENGTHS_S[0])
+    gc_s = late_pauses.get(length_s, 0.0)
+    worth_s = max(WORTH_TELLING_S, WORTH_TELLING * duration_s)
+    explained = None
+    if gc_s > max(worth_s, MUCH_MORE * stalled_s):
+        says = "unknown: GC paused for longer than tokens were late, so somewhere nobody waited for one"
+    elif stalled_s < worth_s:
+        says = "tokens came evenly"
     else:
-        says = "mostly the server's GC" if explained >= MOST else "partly the server's GC"
+        explained = min(1.0, gc_s / stalled_s)
+        says = next(text for share, text in SAYINGS if explained >= share)
     return LatencyVerdict(says, stalled_s, gc_s, explained, typical_s, tokens)

@@ -131,13 +131,14 @@ class PauseLog:
 
     def absorb(self, arrivals: Iterable[Arrival]) -> None:
         """Take in what a reading of all pages told."""
-        for arrival in arrivals:
-            for pause in self._news(arrival):
-                (self._full if pause.gc_generation == 2 else self._young).append(pause)
-                # What was before is another sidecar's to have counted: a restart must not look like a stall.
-                hold_up(self._stalls, pause, self.since_s)
-                for listener in self.listeners:
-                    listener(pause)
+        news = [pause for arrival in arrivals for pause in self._news(arrival)]
+        # In their order, so that what overlaps comes together, however many there are.
+        for pause in sorted(news, key=lambda pause: pause.start_s):
+            (self._full if pause.gc_generation == 2 else self._young).append(pause)
+            # What was before is another sidecar's to have counted: a restart must not look like a stall.
+            hold_up(self._stalls, pause, self.since_s)
+            for listener in self.listeners:
+                listener(pause)
 
     def _news(self, arrival: Arrival) -> Iterator[SeenPause]:
         token = arrival.identity.token
@@ -191,8 +192,8 @@ class PauseLog:
         """How many records of the processes that are wanted were lost."""
         return sum(told.lost for told in self._told.values() if is_wanted(told.identity))
 
-    @property
-    def complete_since_s(self) -> float:
-        """From when on all that was recorded is kept, on our monotonic clock."""
-        oldest = [kept[0] for kept in (self._full, self._young) if len(kept) == KEPT]
-        return max([self.since_s, *(pause.end_s for pause in oldest)])
+    def complete_since_s(self, gc_generation: int | None = None) -> float:
+        """From when on all that was recorded (of this generation) is kept, on our monotonic clock."""
+        asked = {None: (self._full, self._young), 2: (self._full,)}
+        kept = asked.get(gc_generation, (self._young,))
+        return max([self.since_s, *(each[0].end_s for each in kept if len(each) == KEPT)])

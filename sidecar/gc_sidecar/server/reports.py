@@ -145,8 +145,8 @@ class Report:
         return self.identity.dp_rank if "api_server" in self.identity.roles else 0
 
     def number(self, name: str) -> int:
-        """A counter of it; 0 where it does not know it."""
-        return self.numbers.get(name) or 0
+        """A counter of it; 0 where it does not know it, or tells what none can be."""
+        return max(0, self.numbers.get(name) or 0)
 
     @property
     def thresholds(self) -> tuple[int | None, int | None, int | None]:

@@ -196,15 +196,17 @@ class PauseFilter(BaseModel):
 
     @field_validator("since", mode="before")
     @classmethod
-    def _mend_plus(cls, value: Any) -> Any:
-        return SPOILT_ZONE.sub(r"\1+\2", value) if isinstance(value, str) else value
-
-    @field_validator("since")
-    @classmethod
-    def _check_zone(cls, value: datetime | None) -> datetime | None:
-        if value is not None and value.tzinfo is None:
-            raise ValueError("needs a time zone: 2026-12-01T09:00:00Z")
-        return value
+    def _read_time(cls, value: Any) -> datetime | None:
+        if value is None:
+            return None
+        text = SPOILT_ZONE.sub(r"\1+\2", str(value)).replace("Z", "+00:00")
+        try:
+            time = datetime.fromisoformat(text)
+        except ValueError:
+            time = None
+        if time is None or time.tzinfo is None:
+            raise ValueError("must be a time with its zone: 2026-12-01T09:00:00Z")
+        return time
 
     def wants_process(self, who: Identity) -> bool:
         """Whether it asks for pauses of this process."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gc_sidecar.server.desired import Desired
-from gc_sidecar.server.reports import Key, Reason, Report
+from gc_sidecar.server.reports import MAXIMUM_PROCESSES, Key, Reason, Report
 from gc_sidecar.server.sight import PageReading, Snapshot, UnreadablePage
 from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.policy import HELD_OFF
@@ -105,7 +105,8 @@ def take_roll(
     expected = {key for report in witnesses for key in report.identity.keys}
     # Hundreds of processes tell the same of their engine: once is enough.
     for topology, api_dp_rank in {(r.topology, r.api_dp_rank) for r in witnesses}:
-        expected |= topology.keys(api_dp_rank)
+        if len(expected) <= MAXIMUM_PROCESSES:  # beyond, somebody invents them
+            expected |= topology.keys(api_dp_rank)
     unreadable = {page.key: page for page in snapshot.unreadable}
     rows: list[Row] = []
     shown: set[str] = set()

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,14 +127,14 @@ class Sight:
             self._memories = {}
             return Snapshot(now, directory=_directory_obstacle(self.run_dir, error))
         pages: list[PageReading] = []
-        arrivals: list[Arrival] = []
+        arrivals: dict[str, Arrival] = {}
         unreadable: list[UnreadablePage] = []
         memories: dict[str, _Memory] = {}
         for name in names:
             try:
                 reading, arrival, memories[name] = self._read_one(name, now)
                 pages.append(reading)
-                arrivals.append(arrival)
+                arrivals[name] = arrival
             except FileNotFoundError:
                 continue  # removed since the directory was listed
             except (PageError, ReportError, OSError) as error:
@@ -144,7 +144,8 @@ class Sight:
         return Snapshot(
             now,
             tuple(pages),
-            tuple(arrivals),
+            # Of a process with two pages, one that was given up tells nothing new.
+            tuple(arrivals[page.name] for page in by_token(pages).values()),
             tuple(unreadable),
             _space_obstacle(self.run_dir),
         )
@@ -173,8 +174,8 @@ class Sight:
             report.identity,
             0 if has_our_clock else differs_ns,
             (
-                RingNews(report.number("full_ring_next") or 1, content.full_pauses),
-                RingNews(report.number("young_ring_next") or 1, content.young_pauses),
+                RingNews(_full_following(report), content.full_pauses),
+                RingNews(_young_following(report), content.young_pauses),
             ),
         )
         is_collecting = report.collecting_since and content.alive
@@ -214,6 +215,23 @@ class Sight:
         numbers = read_page(self.run_dir, name).numbers
         full, young = (numbers[f"{ring}_ring_next"] or 1 for ring in ("full", "young"))
         return max(0, full - 1 - FIRST_FULL), max(0, young - 1 - FIRST_YOUNG)
+
+
+def by_token(pages: Iterable[PageReading]) -> dict[str, PageReading]:
+    """The page of each process; where one was given up and made anew, the one in use."""
+    in_order = sorted(pages, key=lambda page: (page.alive, page.report.number("heartbeat")))
+    return {page.report.identity.token: page for page in in_order}
+
+
+def _full_following(report: Report) -> int:
+    """The sequence that the next record of a full collection will have. Every record has been counted too: a page
+    whose numbers say otherwise is damaged, and is not believed further than that."""
+    return max(1, min(report.number("full_ring_next"), report.number("gen2_count") + 1))
+
+
+def _young_following(report: Report) -> int:
+    count = report.number("gen0_count") + report.number("gen1_count")
+    return max(1, min(report.number("young_ring_next"), count + 1))
 
 
 def _key_of(name: str) -> Key | None:

@@ -6,18 +6,26 @@ single records were lost. What is here only judges; `windows` gathers.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gc_sidecar.server.desired import Desired
-from gc_sidecar.server.latency import Latencies, LatencyVerdict, latency_verdict, stalled_between
+from gc_sidecar.server.latency import (
+    LENGTHS_S,
+    Latencies,
+    LatencyVerdict,
+    latency_verdict,
+    stalled_between,
+)
 from gc_sidecar.server.operations import Operation
 from gc_sidecar.server.pauses import NANO, IntervalUnion, SeenPause, hold_up
 from gc_sidecar.server.reports import Identity, Key, Reason
 from gc_sidecar.server.roster import Roster, Row
 from gc_sidecar.server.sight import PageReading
+from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import POLICY_KINDS
 
 DEFAULT_MAX_PAUSE_MS = 50.0
@@ -104,6 +112,22 @@ class Verdict:
         return sum(each.lost for process in self.processes for each in process.generations)
 
 
+def new_late_pauses() -> dict[float, IntervalUnion]:
+    """For each length, nothing yet."""
+    return {length_s: IntervalUnion() for length_s in LENGTHS_S}
+
+
+def make_late(
+    late_pauses: Mapping[float, IntervalUnion], pause: SeenPause, since_s: float, until_s: float
+) -> None:
+    """Count the part of a pause between two moments that may have made tokens late."""
+    if pause.who.is_in_lockstep:
+        for length_s, union in late_pauses.items():
+            if pause.duration_s < length_s:
+                break
+            union.add(max(pause.start_s, since_s), min(pause.end_s, until_s))
+
+
 @dataclass
 class Window:
     """One window, and what has come of it so far. `opened_s` and `closed_s` are on our monotonic clock; `pages`
@@ -123,7 +147,9 @@ class Window:
     verdict: Verdict | None = None
     sums: dict[str, tuple[Sums, ...]] = field(default_factory=dict)
     stalls: dict[int, IntervalUnion] = field(default_factory=dict)
-    pauses: list[SeenPause] = field(default_factory=list)
+    # Of pauses in any rank that are at least so long: what `latency` holds against late tokens.
+    late_pauses: dict[float, IntervalUnion] = field(default_factory=new_late_pauses)
+    longest: list[tuple[float, int, SeenPause]] = field(default_factory=list)
     seen: int = 0
 
     @property
@@ -148,21 +174,20 @@ class Window:
         of_generation.within_s += pause.duration_s
         of_generation.longest_s = max(of_generation.longest_s, pause.duration_s)
         hold_up(self.stalls, pause, self.opened_s, closed_s)
+        make_late(self.late_pauses, pause, self.opened_s, closed_s)
         self.seen += 1
-        self.pauses.append(pause)
-        if len(self.pauses) >= 2 * LISTED:
-            self.pauses = longest_of(self.pauses)
+        # A heap with the shortest first; `seen` so that no two pauses are ever compared.
+        longest = (pause.duration_s, self.seen, pause)
+        if len(self.longest) < LISTED:
+            heapq.heappush(self.longest, longest)
+        else:
+            heapq.heappushpop(self.longest, longest)
 
     def settle(self, verdict: Verdict) -> None:
         """It is judged: what was needed for that is let go of."""
         self.verdict = verdict
-        self.sums, self.stalls, self.pauses = {}, {}, []
+        self.sums, self.stalls, self.late_pauses, self.longest = {}, {}, {}, []
         self.pages, self.latencies = {}, {}
-
-
-def longest_of(pauses: list[SeenPause]) -> list[SeenPause]:
-    """The LISTED longest."""
-    return sorted(pauses, key=lambda pause: pause.duration_s, reverse=True)[:LISTED]
 
 
 @dataclass(frozen=True)
@@ -189,14 +214,16 @@ def judge(window: Window, evidence: Evidence) -> Verdict:
     ]
     collecting = {pause.who.token for pause in running}
     unread = evidence.unread - collecting
-    stalls = _stalls(window, running)
+    stalls, late_pauses = _held_up(window, running)
     processes = tuple(
         _process_verdict(
             window, token, window.pages.get(token), ends.get(token), unread | collecting
         )
-        for token in dict.fromkeys((*window.pages, *ends))
+        for token in sorted({*window.pages, *ends}, key=lambda each: _place(window, ends, each))
+        # Whoever was dead before it began has no part in it.
+        if token in window.pages or ends[token].alive
     )
-    listed = longest_of(window.pauses)
+    listed = [pause for _, _, pause in window.longest]
     changes = tuple(each for each in evidence.operations if _is_of_note(each, window))
     reasons = [
         *_seen_enough(window, roster.rows, unread),
@@ -210,7 +237,7 @@ def judge(window: Window, evidence: Evidence) -> Verdict:
         latency = LatencyVerdict("not known before it is closed")
     else:
         stalled = stalled_between(window.latencies, evidence.latencies)
-        latency = latency_verdict(stalled, stalls, window.duration_s())
+        latency = latency_verdict(stalled, late_pauses, window.duration_s())
     return Verdict(
         reasons=tuple(dict.fromkeys(reasons)),
         processes=processes,
@@ -232,14 +259,30 @@ def _running(page: PageReading) -> SeenPause | None:
     return SeenPause(page.report.identity, page.collecting_start_s, length_s, 2, "running", 0)
 
 
-def _stalls(window: Window, running: Iterable[SeenPause]) -> dict[int, float]:
-    """How long each lockstep group was held up, by what still runs too: that is not counted for good, for it will
-    come as a record."""
-    unions = {dp_rank: union.copy() for dp_rank, union in window.stalls.items()}
+def _held_up(
+    window: Window, running: Iterable[SeenPause]
+) -> tuple[dict[int, float], dict[float, float]]:
+    """How long each lockstep group was held up, and by pauses of which length, with what still runs: that is not
+    counted for good, for it will come as a record."""
+    stalls = {dp_rank: union.copy() for dp_rank, union in window.stalls.items()}
+    late_pauses = {length_s: union.copy() for length_s, union in window.late_pauses.items()}
     closed_s = math.inf if window.closed_s is None else window.closed_s
     for pause in running:
-        hold_up(unions, pause, window.opened_s, closed_s)
-    return {dp_rank: union.total_s for dp_rank, union in unions.items()}
+        hold_up(stalls, pause, window.opened_s, closed_s)
+        make_late(late_pauses, pause, window.opened_s, closed_s)
+    return (
+        {dp_rank: union.total_s for dp_rank, union in stalls.items()},
+        {length_s: union.total_s for length_s, union in late_pauses.items()},
+    )
+
+
+def _place(
+    window: Window, ends: Mapping[str, PageReading], token: str
+) -> tuple[int, int, int, float]:
+    """In the order of the status: by role, ranks, and who was there first."""
+    identity = (ends.get(token) or window.pages[token]).report.identity
+    role = ROLES.index(identity.roles[0])
+    return role, identity.dp_rank, identity.rank, identity.started_at
 
 
 def _is_of_note(operation: Operation, window: Window) -> bool:
@@ -332,9 +375,11 @@ def _changed(
     reasons = []
     for operation in changes:
         if operation.change.kind == "maintain":
-            reasons.append(Reason("maintained", f"operation {operation.id} collected in it"))
+            detail = f"operation {operation.id} by {operation.change.owner} collected in it"
+            reasons.append(Reason("maintained", detail))
         else:
-            detail = f"operation {operation.id} was a {operation.change.kind}"
+            change = operation.change
+            detail = f"operation {operation.id} by {change.owner} was a {change.kind}"
             reasons.append(Reason("policy_changed", detail))
     # What no operation tells that is remembered: the end of a lease, another sidecar's doing.
     told = {reason.code for reason in reasons}
@@ -375,7 +420,10 @@ def _over_limits(
         for generation, each in zip(GENERATIONS, process.generations, strict=True):
             longest_ms = 1000 * max([each.longest_s, *(unfinished_s if generation == 2 else ())])
             if longest_ms > limits.max_pause_ms:
-                detail = f"{key}: a gen{generation} collection of {longest_ms:.1f} ms"
+                detail = (
+                    f"{key}: a gen{generation} collection of {longest_ms:.1f} ms, the limit is"
+                    f" {limits.max_pause_ms:g}"
+                )
                 reasons.append(Reason("pause_over_limit", detail))
             if 1000 * each.lost_s > limits.max_pause_ms:
                 detail = (
@@ -388,7 +436,12 @@ def _over_limits(
             if growth is None:
                 reasons.append(Reason("growth_unknown", f"{key}: its memory is not known"))
             elif growth > limits.max_growth_bytes:
-                reasons.append(Reason("growth_over_limit", f"{key}: grew by {growth} bytes"))
+                reasons.append(
+                    Reason(
+                        "growth_over_limit",
+                        f"{key}: grew by {growth} bytes, the limit is {limits.max_growth_bytes}",
+                    )
+                )
     if limits.max_stall_ms is not None:
         reasons += _stalls_over(limits.max_stall_ms, processes, stalls)
     return reasons
@@ -408,7 +461,10 @@ def _stalls_over(
     for dp_rank in sorted({*stalls, *lost_s}):
         seen_ms, lost_ms = 1000 * stalls.get(dp_rank, 0.0), 1000 * lost_s.get(dp_rank, 0.0)
         if seen_ms > max_stall_ms:
-            detail = f"dp{dp_rank}: pauses held it up for {seen_ms:.1f} ms in all"
+            detail = (
+                f"dp{dp_rank}: pauses held it up for {seen_ms:.1f} ms in all, the limit is"
+                f" {max_stall_ms:g}"
+            )
             reasons.append(Reason("stall_over_limit", detail))
         elif seen_ms + lost_ms > max_stall_ms:
             detail = (

@@ -172,7 +172,7 @@ def pauses_view(log: PauseLog, wanted: PauseFilter) -> dict[str, Any]:
         "pauses": [pause_view(pause) for pause in found[: wanted.limit]],
         "lost": log.lost_among(wanted.wants_process),
         "matching": len(found),
-        "complete_since": own_time_view(log.complete_since_s),
+        "complete_since": own_time_view(log.complete_since_s(wanted.gc_generation)),
     }
 
 
@@ -220,7 +220,6 @@ def window_view(window: Window, verdict: Verdict) -> dict[str, Any]:
     """A window with its verdict; of one that is open, as if it were closed now."""
     return {
         **window_line(window),
-        "clean": verdict.is_clean,
         "verdict": verdict_view(verdict, window.duration_s()),
     }
 

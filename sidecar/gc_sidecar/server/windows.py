@@ -13,7 +13,7 @@ from gc_sidecar.server.knowledge import Knowledge
 from gc_sidecar.server.latency import Latencies
 from gc_sidecar.server.operations import Ledger
 from gc_sidecar.server.problems import Problem
-from gc_sidecar.server.sight import PageReading
+from gc_sidecar.server.sight import by_token
 from gc_sidecar.server.timing import Timing
 from gc_sidecar.server.verdicts import Evidence, Limits, Verdict, Window, judge
 from gc_sidecar.server.watch import Watch
@@ -87,7 +87,11 @@ class Windows:
             name=name,
             limits=limits,
             desired=self._knowledge.desired,
-            pages=by_token(self._knowledge.sight.snapshot.pages),
+            pages={
+                token: page
+                for token, page in by_token(self._knowledge.sight.snapshot.pages).items()
+                if page.alive
+            },
             holders={row.key: row.token for row in roster.rows if row.token and row.is_live},
             latencies=latencies,
             known_operations=self._ledger.ended_ids(),
@@ -168,9 +172,3 @@ class Windows:
                 return unread
             await asyncio.sleep(self._timing.proof_poll_s)
             await self._watch.look(0.0)
-
-
-def by_token(pages: tuple[PageReading, ...]) -> dict[str, PageReading]:
-    """The page of each process; where one was given up and made anew, the one in use."""
-    in_order = sorted(pages, key=lambda page: (page.alive, page.report.number("heartbeat")))
-    return {page.report.identity.token: page for page in in_order}

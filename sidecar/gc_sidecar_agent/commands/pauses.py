@@ -16,6 +16,8 @@ def show_pauses(document: dict[str, Any]) -> str:
     more = (document.get("matching") or 0) - len(pauses)
     if more > 0:
         parts.append(f"{more:,} more match; ?limit= asks for more of them")
+    if document.get("complete_since"):
+        parts.append(f"complete since {word(document['complete_since'])}")
     if document.get("lost"):
         parts.append(
             f"of {document['lost']:,} others no record came (counters and sums have them all)"

@@ -11,6 +11,7 @@ from gc_sidecar_agent.commands.output import (
     role,
     rows_of,
     seconds,
+    size,
     table,
     word,
 )
@@ -34,6 +35,12 @@ def show_window(document: dict[str, Any]) -> str:
         f"  {word(reason.get('code'))}: {word(reason.get('detail'))}"
         for reason in verdict.get("reasons") or []
     ]
+    limits = window.get("limits") or {}
+    lines.append(
+        f"limits  pause {seconds(_s(limits.get('max_pause_ms')))},"
+        f" stall {seconds(_s(limits.get('max_stall_ms')))},"
+        f" growth {size(limits.get('max_growth_bytes'))}"
+    )
     lines += [
         f"stall   dp{word(stall.get('dp_rank'))} {seconds(stall.get('stall_s'))}"
         f" ({100 * (stall.get('share') or 0):.3f} %)"
@@ -87,11 +94,15 @@ def show_windows(document: dict[str, Any]) -> str:
 
 def verdict_word(window: dict[str, Any]) -> str:
     """clean or NOT clean; of an open window, so far."""
-    clean = window.get("clean")
+    clean = (window.get("verdict") or window).get("clean")
     if clean is None:
         return UNKNOWN
     text = "clean" if clean else "NOT clean"
     return text if window.get("state") == "closed" else f"{text} so far"
+
+
+def _s(milliseconds: Any) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _row(process: dict[str, Any]) -> list[str]:
@@ -104,7 +115,7 @@ def _row(process: dict[str, Any]) -> list[str]:
         word(process.get("rank")),
         word(process.get("pid")),
         count(full.get("count")),
-        seconds(full.get("total_s")),
+        seconds(full.get("total_s")) if full.get("count") else UNKNOWN,
         seconds(full.get("max_s")) if full.get("count") else UNKNOWN,
         count(sum(young)) if None not in young else UNKNOWN,
         change(process.get("growth_bytes")),

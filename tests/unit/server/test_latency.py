@@ -206,6 +206,10 @@ def test_what_is_no_exposition_is_an_error_of_one_kind(text: str) -> None:
 # --- what is said of it ---
 
 
+# The longest of the lengths at which pauses are summed up that still make a token of 0.02 s late.
+LATE_S = 0.02
+
+
 @pytest.mark.parametrize(
     ("stalled_s", "gc_s", "says", "explained"),
     [
@@ -214,7 +218,10 @@ def test_what_is_no_exposition_is_an_error_of_one_kind(text: str) -> None:
         (2.0, 0.4, "partly the server's GC", 0.2),
         (2.0, 0.99, "partly the server's GC", 0.495),
         (2.0, 1.0, "mostly the server's GC", 0.5),
-        (2.0, 9.0, "mostly the server's GC", 1.0),
+        (2.0, 4.0, "mostly the server's GC", 1.0),
+        # While nobody waited, or nobody any more: a token that never came is in no histogram.
+        (2.0, 9.0, "unknown: GC paused for longer than tokens were late", None),
+        (0.0, 9.0, "unknown: GC paused for longer than tokens were late", None),
         (0.019, 0.019, "tokens came evenly", None),
         (0.059, 0.0, "tokens came evenly", None),
         (0.061, 0.0, "not the server's GC", 0.0),
@@ -223,20 +230,33 @@ def test_what_is_no_exposition_is_an_error_of_one_kind(text: str) -> None:
 def test_the_verdict_says_how_much_of_the_stalled_time_gc_explains(
     stalled_s: float, gc_s: float, says: str, explained: float | None
 ) -> None:
-    verdict = latency_verdict({0: Stalled(stalled_s, 0.02, 500)}, {0: gc_s}, duration_s=60.0)
-    assert verdict.says == says
+    stalled = {0: Stalled(stalled_s, 0.02, 500)}
+    verdict = latency_verdict(stalled, {LATE_S: gc_s}, duration_s=60.0)
+    assert verdict.says.startswith(says)
     assert verdict.explained == (None if explained is None else pytest.approx(explained))
     assert (verdict.stalled_s, verdict.gc_s, verdict.tokens) == (stalled_s, gc_s, 500)
 
 
-def test_several_engines_are_summed_and_gc_of_those_that_are_not_known_is_left_out() -> None:
-    stalled = {0: Stalled(1.0, 0.02, 100), 1: Stalled(3.0, 0.03, 200)}
-    verdict = latency_verdict(stalled, {0: 0.5, 1: 2.5, 2: 50.0}, duration_s=60.0)
-    assert (verdict.stalled_s, verdict.gc_s, verdict.explained) == (4.0, 3.0, 0.75)
-    assert (verdict.typical_s, verdict.tokens) == (0.03, 300)
+@pytest.mark.parametrize(
+    ("typical_s", "gc_s"), [(0.001, 9.0), (0.005, 9.0), (0.01, 4.0), (0.02, 4.0), (0.2, 1.0)]
+)
+def test_pauses_too_short_to_make_a_token_late_explain_nothing(
+    typical_s: float, gc_s: float
+) -> None:
+    late_pauses = {0.01: 9.0, 0.02: 4.0, 0.05: 3.0, 0.1: 2.0, 0.2: 1.0, 0.5: 0.5}
+    verdict = latency_verdict({0: Stalled(5.0, typical_s, 500)}, late_pauses, duration_s=60.0)
+    assert verdict.gc_s == gc_s
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_ranks_that_wait_for_one_another_are_held_up_once(ranks: int) -> None:
+    stalled = {rank: Stalled(0.5, 0.02, 100) for rank in range(ranks)}
+    verdict = latency_verdict(stalled, {LATE_S: 0.5}, duration_s=60.0)
+    assert (verdict.says, verdict.explained) == ("mostly the server's GC", 1.0)
+    assert (verdict.stalled_s, verdict.tokens) == (0.5, 100 * ranks)
 
 
 def test_without_latency_it_is_unknown_and_no_number_is_made_up() -> None:
-    verdict = latency_verdict({}, {0: 3.0}, duration_s=60.0)
+    verdict = latency_verdict({}, {LATE_S: 3.0}, duration_s=60.0)
     assert verdict.says.startswith("unknown")
     assert (verdict.stalled_s, verdict.gc_s, verdict.explained) == (None, None, None)

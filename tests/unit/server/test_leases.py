@@ -361,7 +361,7 @@ def test_a_lease_is_known_by_how_long_it_still_lasts(
     state = {"ready": True, "mode": "freeze", "generation": 3}
     numbers = {"lease_remaining_ms": int(remaining_s * 1000)}
     report = parse_report(description(state=state), numbers, 0)
-    page = PageReading("x", report, True, 0.0, None, True)
+    page = PageReading("x", report, True, 0.0, None, None, settled=True)
     row = Row(report.identity.keys[0], ("worker",), "applied", None, report, page)
     (line,) = judge_lines(Command("lease", "op", 3, lease_s=60.0), (row,), (), False, age_s)
     assert line.ok is renewed
