@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,15 +33,18 @@ def stalled(engine: EmbeddedEngine, since: int = 0) -> list[bool]:
     return [any(step[2] >= STALL_S * 1e9 for step in steps) for steps in engine.steps(since)]
 
 
-def test_it_starts_in_two_seconds(tmp_path: Path) -> None:
-    # The fastest of three: other tests may be running.
+def test_it_starts_in_two_seconds_or_as_many_imports_of_its_server_take(tmp_path: Path) -> None:
+    # Other tests may be running, which hold up an import just as much; alone it takes half a second.
     took = []
     for number in range(3):
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import fastapi, uvicorn"], check=True)
+        import_s = time.monotonic() - started
         with EmbeddedEngine("--workers=4", log_path=tmp_path / f"log{number}") as engine:
-            took.append(engine.start_s)
-        if took[-1] < 2.0:
-            break
-    assert min(took) < 2.0, took
+            took.append((engine.start_s, max(2.0, 4 * import_s)))
+        if took[-1][0] < took[-1][1]:
+            return
+    raise AssertionError(took)
 
 
 def test_its_processes_can_be_told_apart(engine: EmbeddedEngine) -> None:
@@ -141,6 +149,57 @@ def test_counts_are_down_when_the_last_token_has_come(engine: EmbeddedEngine) ->
     for _ in range(10):
         engine.complete("hello", 2)
         assert engine.metric("vllm:num_requests_running") == 0
+
+
+def late_tokens(engine: EmbeddedEngine) -> list[tuple[int, int]]:
+    """For each engine core how many tokens came a tenth of a second or more after the one before, of how many."""
+    lines = engine.request("GET", "/metrics")[1].decode().splitlines()
+
+    def count(of: str) -> int:
+        (value,) = (line.split()[-1] for line in lines if line.startswith(of))
+        return int(value)
+
+    counts = []
+    for index in range(len(engine.steps())):
+        labels = f'{{engine="{index}",model_name="embedded"'
+        name = "vllm:inter_token_latency_seconds"
+        in_time = count(f'{name}_bucket{labels},le="0.1"}} ')
+        all_tokens = count(f"{name}_count{labels}}} ")
+        counts.append((all_tokens - in_time, all_tokens))
+    return counts
+
+
+def test_inter_token_latency_is_that_of_the_engine_core_which_made_the_token(
+    tmp_path: Path,
+) -> None:
+    flags = ["--workers=1", "--data-parallel=2", "--independent-dp", "--heap-objects=2000"]
+    with EmbeddedEngine(*flags, "--dev-mode", log_path=tmp_path / "log") as engine:
+        assert late_tokens(engine) == [(0, 0), (0, 0)]
+        connections = [http.client.HTTPConnection("127.0.0.1", engine.port) for _ in range(2)]
+        body = json.dumps({"prompt": "long", "max_tokens": 100_000, "stream": True})
+        for connection in connections:
+            connection.request("POST", "/v1/completions", body)
+        wait_for("both make tokens", lambda: min(n for _, n in late_tokens(engine)) > 10)
+        before = late_tokens(engine)
+        engine.rpc("stall_next_step", [0, STALL_S, 1])
+        wait_for("a late token", lambda: late_tokens(engine)[1][0] > before[1][0])
+        assert late_tokens(engine)[0][0] == before[0][0]
+
+        # A pause of the API server is none of an engine core's: both go on meanwhile.
+        before = late_tokens(engine)
+        (server,) = engine.pids("api_server")
+        os.kill(server, signal.SIGSTOP)
+        time.sleep(2 * STALL_S)
+        os.kill(server, signal.SIGCONT)
+        wait_for(
+            "tokens of the pause",
+            lambda: all(
+                now[1] > then[1] + 20 for now, then in zip(late_tokens(engine), before, strict=True)
+            ),
+        )
+        assert [late for late, _ in late_tokens(engine)] == [late for late, _ in before]
+        for connection in connections:
+            connection.close()
 
 
 def test_the_routes_that_vllm_has(engine: EmbeddedEngine) -> None:

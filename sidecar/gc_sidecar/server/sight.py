@@ -17,7 +17,7 @@ from typing import Any
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.pauses import NANO, Arrival, PauseLog, RingNews
 from gc_sidecar.server.reports import Key, Report, ReportError, parse_report
-from gc_sidecar_agent.page import PageError, clock_offset_ns, list_pages, read_page
+from gc_sidecar_agent.page import RING_RECORDS, PageError, clock_offset_ns, list_pages, read_page
 
 MAXIMUM_PAGES = 4096
 # All processes of one machine share the monotonic clock, so a jump of the wall clock moves no pause; one whose
@@ -25,6 +25,8 @@ MAXIMUM_PAGES = 4096
 SAME_CLOCK_NS = 1_000_000_000
 # How many records of each process are taken over from the time before we saw it.
 FIRST_FULL, FIRST_YOUNG = 256, 64
+# New records in one reading from which on it has to be read more often.
+FILLING_RECORDS = RING_RECORDS // 10
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ class Sight:
             self._reading.add_done_callback(self._absorb)
         await asyncio.shield(self._reading)
         return self.snapshot
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether some process collects so often that its ring would be full before long."""
+        rings = (ring for each in self.snapshot.arrivals for ring in each.rings)
+        return any(len(ring.records) > FILLING_RECORDS for ring in rings)
 
     def _absorb(self, reading: asyncio.Task[Snapshot]) -> None:
         if not reading.cancelled() and reading.exception() is None:

@@ -24,6 +24,8 @@ from gc_sidecar_agent.command import Command
 
 logger = logging.getLogger("gc_sidecar.server")
 
+# How much less often pages are read of an engine that does nothing.
+QUIET_FACTOR = 3
 # When nobody answers: the longest time between two questions, in units of the first.
 LONGEST_WAIT = 16
 
@@ -78,7 +80,16 @@ class Watch:
                     "looking at the run directory failed",
                     extra={"fields": {"event": "look_failed"}},
                 )
-            await asyncio.sleep(self._timing.sight_poll_s)
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """How long until the next look. Where no process collects much and none is held to a policy there is
+        little to miss, and a scrape or a request looks for itself."""
+        knowledge = self._knowledge
+        is_quiet = not (knowledge.desired.is_on or knowledge.sight.log.listeners)
+        if is_quiet and not knowledge.sight.is_filling:
+            return QUIET_FACTOR * self._timing.sight_poll_s
+        return self._timing.sight_poll_s
 
     async def look(self, maximum_age_s: float | None = None) -> Roster:
         """The roster after a fresh look at the pages, if the last one is too old."""

@@ -27,6 +27,7 @@ from gc_sidecar_agent.board import BOARD_NAME, Board, Lease, write_board
 from gc_sidecar_agent.command import OPERATION_ID, PROTOCOL_VERSION, Command
 from gc_sidecar_agent.memory import CgroupMemory
 from gc_sidecar_agent.page import (
+    HEADER_COLLECTING_SINCE_NS,
     PAGE_BYTES,
     PageContent,
     PageError,
@@ -800,6 +801,68 @@ def test_children_that_never_have_a_role_leave_nothing_behind(tmp_path: Path) ->
             os._exit(0 if this_process().roles == [] else 1)
         assert os.waitpid(pid, 0)[1] == 0
     assert sorted(os.listdir(tmp_path)) == before
+
+
+@in_own_process
+def test_children_forked_in_the_middle_of_another_threads_collection_can_collect() -> None:
+    agent = this_process()
+    agent.meter.attach()
+    heap = [[number] for number in range(400_000)]
+    children: list[int] = []
+
+    def fork_while_a_collection_runs() -> None:
+        while len(children) < 5:
+            # Set only while this thread waits in vain, but for the moment in which our callback lets it run.
+            while not agent.meter.collecting[HEADER_COLLECTING_SINCE_NS]:
+                time.sleep(0)
+            children.append(status_of_a_child_that_collects())
+
+    gc.disable()
+    thread = threading.Thread(target=fork_while_a_collection_runs)
+    thread.start()
+    while thread.is_alive():
+        gc.collect()
+        run_bytecode(0.03)
+    assert children == [0] * 5
+    assert len(heap) == 400_000
+
+
+@in_own_process
+def test_children_forked_where_a_young_collection_starts_in_a_long_call_can_collect() -> None:
+    agent = this_process()
+    agent.meter.attach()
+    # Decoded in C for a tenth of a second; the callback of a young collection in it is all that lets others run.
+    text = json.dumps([{str(number): [number]} for number in range(150_000)])
+    children: list[int] = []
+
+    def fork_now_and_then() -> None:
+        for _ in range(10):
+            time.sleep(0.01)
+            children.append(status_of_a_child_that_collects())
+
+    gc.set_threshold(2_000, 1_000, 1_000)
+    thread = threading.Thread(target=fork_now_and_then)
+    thread.start()
+    while thread.is_alive():
+        json.loads(text)
+        run_bytecode(0.03)
+    assert children == [0] * 10
+
+
+def run_bytecode(seconds: float) -> None:
+    """As an engine does between collections: other threads get their turn in it after 5 ms."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def status_of_a_child_that_collects() -> int:
+    pid = os.fork()
+    if pid == 0:
+        before = gc.get_stats()[2]["collections"]
+        gc.collect()
+        os._exit(0 if gc.get_stats()[2]["collections"] == before + 1 else 3)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 # --- start-up ---

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ import pytest
 
 from gc_sidecar_agent import meter as meter_module
 from gc_sidecar_agent.collection import collect_here
-from gc_sidecar_agent.meter import PauseMeter, Ring
+from gc_sidecar_agent.meter import FORK_WAIT_S, PauseMeter, Ring, outlast_callbacks
 from gc_sidecar_agent.page import (
     BUCKET_COUNT,
     BUCKETS_NS,
@@ -392,11 +393,59 @@ def test_a_callback_that_misses_the_end_of_a_collection_goes_on_with_the_next_on
     gc.disable()
     Clearing()
     gc.collect()
+    assert meter.collecting[HEADER_COLLECTING_SINCE_NS] != 0
     meter.attach()
+    assert meter.collecting[HEADER_COLLECTING_SINCE_NS] == 0
     gc.collect()
     assert meter.words[NUMBER_INDEX["gen2_count"]] == 1
     assert meter.collecting[HEADER_COLLECTING_SINCE_NS] == 0
     assert ignored == []
+
+
+@in_own_process
+def test_a_signal_handler_that_ends_the_callback_leaves_no_collection_in_progress() -> None:
+    ignored: list[Any] = []
+    sys.unraisablehook = ignored.append
+    gc.disable()
+    meter = PauseMeter()
+    heap = [[number] for number in range(600_000)]
+    meter.attach()
+
+    class Interruption(Exception):
+        pass
+
+    def interrupt(*_: Any) -> None:
+        raise Interruption
+
+    signal.signal(signal.SIGVTALRM, interrupt)
+    # Within the collection, whose C code lets no handler run: the stop callback is the next that does.
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.005)
+    gc.collect()
+    assert [unraisable.exc_type for unraisable in ignored] == [Interruption]
+    assert meter.words[NUMBER_INDEX["gen2_count"]] == 0
+    assert meter.collecting[HEADER_COLLECTING_SINCE_NS] != 0
+    gc.collect(0)
+    assert meter.collecting[HEADER_COLLECTING_SINCE_NS] == 0
+    gc.collect()
+    assert meter.words[NUMBER_INDEX["gen2_count"]] == 1
+    assert len(heap) == 600_000
+
+
+def test_whatever_ends_the_stop_callback_no_collection_stays_in_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = PauseMeter()
+    info = {"generation": 2, "collected": 0, "uncollectable": 0}
+    meter.callback("start", info)
+    assert meter.collecting[HEADER_COLLECTING_SINCE_NS] != 0
+
+    def fail() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(meter_module, "monotonic_ns", fail)
+    with pytest.raises(KeyboardInterrupt):
+        meter.callback("stop", info)
+    assert meter.collecting[HEADER_COLLECTING_SINCE_NS] == 0
 
 
 @in_own_process
@@ -413,6 +462,62 @@ def test_attaching_twice_counts_once_and_detaching_ends_it() -> None:
     gc.collect()
     assert meter.words[NUMBER_INDEX["gen2_count"]] == 2
     assert meter.callback not in gc.callbacks
+
+
+# --- forks ---
+
+
+@pytest.mark.parametrize("phase", ["start", "stop"])
+def test_a_fork_waits_for_another_threads_callback_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    meter = PauseMeter()
+    info = {"generation": 0, "collected": 0, "uncollectable": 0}
+    inside, go_on = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        if phase == "stop":
+            meter.callback("start", info)
+        monkeypatch.setattr(meter_module, "monotonic_ns", dwell)
+        meter.callback(phase, info)
+
+    def dwell() -> int:
+        inside.set()
+        go_on.wait()
+        return 1
+
+    thread = threading.Thread(target=callback)
+    thread.start()
+    inside.wait()
+    monkeypatch.setattr(meter_module, "FORK_WAIT_S", 0.05)
+    began = time.monotonic()
+    outlast_callbacks()
+    assert time.monotonic() - began >= 0.05
+    monkeypatch.setattr(meter_module, "FORK_WAIT_S", 60.0)
+    began = time.monotonic()
+    threading.Timer(0.05, go_on.set).start()
+    outlast_callbacks()
+    assert 0.05 <= time.monotonic() - began < 30.0
+    thread.join()
+
+
+@in_own_process
+def test_a_fork_in_a_finalizer_does_not_wait_for_the_collection_that_it_is_part_of() -> None:
+    meter = PauseMeter()
+    meter.attach()
+    waited: list[float] = []
+
+    class Forking(Cycle):
+        def __del__(self) -> None:
+            began = time.monotonic()
+            outlast_callbacks()
+            waited.append(time.monotonic() - began)
+
+    gc.disable()
+    Forking()
+    gc.collect()
+    assert len(waited) == 1
+    assert waited[0] < FORK_WAIT_S / 2
 
 
 # --- what it must never do ---
