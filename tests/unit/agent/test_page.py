@@ -1109,7 +1109,13 @@ def collect_and_publish_for_ever(run_dir: str) -> None:
         time.sleep(0)
 
 
-def newest_on_page(page: Path, offset: int) -> int:
+def newest_on_page(page: Path, offset: int, heartbeat: int) -> int:
+    """The newest sequence in a ring once the page has been published as often as that."""
+
+    def is_published() -> bool:
+        return (read_page(str(page.parent), page.name).numbers["heartbeat"] or 0) >= heartbeat
+
+    wait_until(is_published, what="another publication")
     ring = memoryview(page.read_bytes()[offset : offset + RING_BYTES]).cast("q")
     return max(ring[::RECORD_WORDS])
 
@@ -1134,9 +1140,11 @@ def test_no_record_that_the_numbers_tell_of_is_missing_while_others_come(tmp_pat
                 there = {pause.sequence for pause in pauses}
                 missing = [n for n in range(last[ring] + 1, following) if n not in there]
                 if missing:
-                    # Overwritten meanwhile, for this reader did not run for a while. One more record than
-                    # are seen to be newer may have been half written.
-                    assert missing[-1] <= newest_on_page(tmp_path / name, offset) + 1 - RING_RECORDS
+                    # Overwritten meanwhile, here or in the process, for one of us did not run for a while. By
+                    # what, the next publications tell; one more record may have been half written.
+                    heartbeat = (content.numbers["heartbeat"] or 0) + 2
+                    newest = newest_on_page(tmp_path / name, offset, heartbeat)
+                    assert missing[-1] <= newest + 1 - RING_RECORDS
                 records += len(there)
                 readings_with_news += bool(there)
                 last[ring] = following - 1
