@@ -1109,15 +1109,14 @@ def collect_and_publish_for_ever(run_dir: str) -> None:
         time.sleep(0)
 
 
-def newest_on_page(page: Path, offset: int, heartbeat: int) -> int:
-    """The newest sequence in a ring once the page has been published as often as that."""
+def next_sequence(page: Path, ring: str, heartbeat: int) -> int:
+    """What a page tells of the next record once it has been published as often as that."""
 
-    def is_published() -> bool:
-        return (read_page(str(page.parent), page.name).numbers["heartbeat"] or 0) >= heartbeat
+    def numbers() -> dict[str, int | None]:
+        return read_page(str(page.parent), page.name).numbers
 
-    wait_until(is_published, what="another publication")
-    ring = memoryview(page.read_bytes()[offset : offset + RING_BYTES]).cast("q")
-    return max(ring[::RECORD_WORDS])
+    wait_until(lambda: (numbers()["heartbeat"] or 0) >= heartbeat, what="another publication")
+    return numbers()[f"{ring}_ring_next"] or 0
 
 
 def test_no_record_that_the_numbers_tell_of_is_missing_while_others_come(tmp_path: Path) -> None:
@@ -1130,24 +1129,21 @@ def test_no_record_that_the_numbers_tell_of_is_missing_while_others_come(tmp_pat
         while readings_with_news < 1_000:
             assert time.monotonic() < end
             content = read_page(str(tmp_path), name, after=(last[0], last[1]))
-            for ring, (pauses, offset) in enumerate(
-                [
-                    (content.full_pauses, FULL_RING_OFFSET),
-                    (content.young_pauses, YOUNG_RING_OFFSET),
-                ]
+            for index, (ring, pauses) in enumerate(
+                [("full", content.full_pauses), ("young", content.young_pauses)]
             ):
-                following = content.numbers[("full_ring_next", "young_ring_next")[ring]] or 0
+                following = content.numbers[f"{ring}_ring_next"] or 0
                 there = {pause.sequence for pause in pauses}
-                missing = [n for n in range(last[ring] + 1, following) if n not in there]
+                missing = [n for n in range(last[index] + 1, following) if n not in there]
                 if missing:
-                    # Overwritten meanwhile, here or in the process, for one of us did not run for a while. By
-                    # what, the next publications tell; one more record may have been half written.
+                    # Overwritten meanwhile, here or in the process, for one of us did not run for a while. How
+                    # many came, the next publications tell; one more may have been half written.
                     heartbeat = (content.numbers["heartbeat"] or 0) + 2
-                    newest = newest_on_page(tmp_path / name, offset, heartbeat)
-                    assert missing[-1] <= newest + 1 - RING_RECORDS
+                    newer = next_sequence(tmp_path / name, ring, heartbeat)
+                    assert missing[-1] <= newer - RING_RECORDS
                 records += len(there)
                 readings_with_news += bool(there)
-                last[ring] = following - 1
+                last[index] = following - 1
         assert records > 2_000
 
 
