@@ -129,8 +129,8 @@ def tell_the_story(scene: Scene, sidecar: SidecarProcess) -> dict[str, Any]:
 def assert_every_panel_has_data(prometheus: Prometheus, sidecar: SidecarProcess) -> None:
     """Every query of every dashboard gives something, but those that cannot where we are."""
     # Some panels show only what happened within the last minute, and a lease ends only while there is one.
-    for path in ("/gc/freeze", "/gc/restore", "/gc/freeze"):
-        assert sidecar.post(path)[0] == 200
+    for change in ("/gc/freeze", "/gc/restore", "/gc/freeze"):
+        assert sidecar.post(change)[0] == 200
     for path in DASHBOARDS:
         dashboard = json.loads(path.read_text())
         empty = {
