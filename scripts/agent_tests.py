@@ -76,6 +76,7 @@ def run_tests(version: str, python: Path) -> bool:
         *(str(environment_for(version, python)), "-m", "pytest", TESTS, "--quiet"),
         # Only what lies with these tests: the other conftest files may import what is not here.
         f"--confcutdir={TESTS}",
+        f"--numprocesses={max(4, os.cpu_count() or 1)}",
         *("-p", "no:cacheprovider"),
         f"--junitxml=build/junit-agent-{version}.xml",
     ]

@@ -1,10 +1,23 @@
-"""The order of a run."""
+"""How many tests run at once and in which order, and pytest's own heap."""
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    # Most tests wait for processes, so more of them may run at once than there are cores.
+    return max(4, os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Several run at a time: the longest go first, and the short ones fill the gaps at the end.
     items.sort(key=lambda item: not {"embedded", "deploy"} & {*item.path.parts})
+
+
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays: a full collection need not walk it again at every few tests.
+    gc.freeze()

@@ -14,7 +14,7 @@ from tests.sidecar_process import SidecarProcess, wait_for
 THRESHOLD0, THRESHOLD1, THRESHOLD2 = gc.get_threshold()
 OBJECTS = int(1.2 * 4 * THRESHOLD0 * (THRESHOLD1 + 1) * (THRESHOLD2 + 1))
 FLAGS = ("--workers=1", f"--heap-objects={OBJECTS}", "--free-running")
-RUNGS = 5
+RUNGS = 4
 
 
 def test_full_collections_come_at_the_ladder_s_ratio_and_none_after_a_freeze(
@@ -38,12 +38,12 @@ def test_full_collections_come_at_the_ladder_s_ratio_and_none_after_a_freeze(
         assert sidecar.post("/gc/freeze")[0] == 200
         rungs = read_ladder(engine, run_dir)
         frozen_at = engine.steps()[0][-1]
-        # As many objects more as would be two rungs under normal GC.
+        # As many objects more as would be a rung under normal GC, and somewhat more.
         wait_for(
             "the heap grows",
             lambda: (
                 engine.steps(frozen_at[0])[0][-1:] > [[0, 0, 0, 0]]
-                and engine.steps(frozen_at[0])[0][-1][3] > 1.6 * frozen_at[3]
+                and engine.steps(frozen_at[0])[0][-1][3] > 1.4 * frozen_at[3]
             ),
             deadline_s=60,
         )

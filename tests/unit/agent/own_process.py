@@ -1,23 +1,29 @@
 """Runs tests, or the other half of a test, in processes of their own.
 
 GC state, gc.callbacks, forks and signals belong to a whole process: what a test does to them must reach
-neither pytest nor the next test. The child imports the test's own module with a stand-in for pytest in
-place of the real one, so it starts in a tenth of a second and with a small heap.
+neither pytest nor the next test. A nursery, one for each module of tests, is an interpreter that has imported
+the module, with a stand-in for pytest in place of the real one, and has done nothing else: each test is forked
+from it, so it starts at once and with a small heap.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEADLINE_S = 60.0
@@ -26,24 +32,96 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def in_own_process(test: Test) -> Test:
-    """A test that runs in a fresh interpreter. Its arguments must be JSON; `tmp_path` arrives as a Path."""
+    """A test that runs in a fresh process. Its arguments must be JSON; `tmp_path` arrives as a Path."""
 
     @functools.wraps(test)
     def run(**arguments: Any) -> None:
         __tracebackhide__ = True
-        command = command_for(test, arguments)
-        try:
-            result = subprocess.run(
-                command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment()
-            )
-        except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"no end after {DEADLINE_S:.0f} s:\n{error.stderr}") from None
-        if result.returncode != 0:
-            how = f"exit status {result.returncode}"
-            raise AssertionError(f"{how}, in a process of its own:\n{result.stdout}{result.stderr}")
+        how, output = _nursery(test.__module__).run(test.__name__, arguments)
+        if how:
+            raise AssertionError(f"{how}, in a process of its own:\n{output}")
 
     run.in_child = test  # type: ignore[attr-defined]
     return run  # type: ignore[return-value]
+
+
+class Nursery:
+    """An interpreter that has imported one module of tests, and forks a process for each that is to run."""
+
+    def __init__(self, module: str) -> None:
+        command = [sys.executable, "-m", __name__, module]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+        )
+
+    def run(self, name: str, arguments: dict[str, Any]) -> tuple[str | None, str]:
+        """How a test failed, if it did, and what it printed."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with tempfile.NamedTemporaryFile("r", errors="replace") as output:
+            order = {"test": name, "arguments": arguments, "output": output.name}
+            self.process.stdin.write(json.dumps(order, default=str) + "\n")
+            self.process.stdin.flush()
+            pid = json.loads(self.process.stdout.readline())
+            late = threading.Timer(DEADLINE_S, os.kill, (pid, signal.SIGKILL))
+            late.start()
+            status = json.loads(self.process.stdout.readline())
+            ended = late.finished.is_set()
+            late.cancel()
+            printed = output.read()
+        if status == 0:
+            return None, printed
+        return f"no end after {DEADLINE_S:.0f} s" if ended else f"exit status {status}", printed
+
+
+@functools.cache
+def _nursery(module: str) -> Nursery:
+    nursery = Nursery(module)
+    atexit.register(nursery.process.kill)
+    return nursery
+
+
+def _be_nursery(module: str) -> None:
+    """In the nursery: fork for every line, and say the child's pid, then its exit status."""
+    importlib.import_module(module)
+    gc.collect()
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            _become(order["output"])
+            _run(module, order["test"], order["arguments"])
+        say(pid)
+        say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def _become(output: str) -> None:
+    """In the child: let go of the nursery's streams. What is printed goes into a file."""
+    for descriptor, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, output, os.O_WRONLY | os.O_APPEND),
+    ):
+        opened = os.open(path, flags)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.dup2(1, 2)
+
+
+def _run(module: str, name: str, arguments: dict[str, Any]) -> NoReturn:
+    """Call a function of a test module and end the process."""
+    try:
+        function = getattr(importlib.import_module(module), name)
+        if "tmp_path" in arguments:
+            arguments["tmp_path"] = Path(arguments["tmp_path"])
+        getattr(function, "in_child", function)(**arguments)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    else:
+        status = 0
+    sys.stdout.flush()
+    os._exit(status)  # threads of the agent, and of tests, need no farewell
 
 
 def command_for(function: Callable[..., Any], arguments: dict[str, Any]) -> list[str]:
@@ -138,25 +216,16 @@ class _StandIn(ModuleType):
         return arguments[0] if arguments and isinstance(arguments[0], FunctionType) else self
 
 
-def _main(module: str, name: str, values: str) -> None:
+def _main(module: str, name: str | None = None, values: str = "{}") -> None:
     sys.modules["pytest"] = _StandIn("pytest")
-    function = getattr(importlib.import_module(module), name)
-    arguments = json.loads(values)
-    if "tmp_path" in arguments:
-        arguments["tmp_path"] = Path(arguments["tmp_path"])
-    getattr(function, "in_child", function)(**arguments)
+    if name is None:
+        _be_nursery(module)
+    else:
+        _run(module, name, json.loads(values))
 
 
 if __name__ == "__main__":
     # The module that the tests import, not this copy of it under the name __main__.
     from tests.unit.agent import own_process
 
-    try:
-        own_process._main(*sys.argv[1:])
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    else:
-        status = 0
-    sys.stdout.flush()
-    os._exit(status)  # threads of the agent, and of tests, need no farewell
+    own_process._main(*sys.argv[1:])

@@ -467,6 +467,8 @@ def test_what_the_busy_loop_is_asked_to_do_is_left_to_it_for_a_while(tmp_path: P
     with Engine(tmp_path, "engine_core", grace_s=60) as engine:
         engine.ask("setattr(agent, 'busy_loop', cycles.append)")
         write_board(str(tmp_path), Board(freeze(1), lease=lease(1, 60)))
+        wait_until(lambda: engine.ask("cycles or agent.follower.error"))
+        assert engine.ask("agent.follower.error") is None
         engine.poll_often()
         # Told once, and not done by the agent's thread meanwhile.
         (request,) = engine.ask("cycles")

@@ -7,8 +7,11 @@ a few lines that ends whoever imports it without being an engine.
 
 from __future__ import annotations
 
+import atexit
+import compileall
 import contextlib
 import ctypes
+import functools
 import io
 import json
 import os
@@ -47,8 +50,6 @@ from tests.unit.agent.leaving_out import leave_out
 from tests.unit.agent.own_process import in_own_process
 from tests.unit.agent.waiting import wait_until
 
-# Not the environment of these tests, in which gc-sidecar may be installed: an engine's image has none.
-PYTHON: str = getattr(sys, "_base_executable", sys.executable)
 SERVER = "vllm.entrypoints.openai.api_server"
 ALL_PLUGINS = "gc_sidecar,lora_filesystem_resolver,lora_hf_hub_resolver"
 NOBODY = 65534
@@ -84,6 +85,32 @@ lora_hf_hub_resolver = vllm.plugins:b
 """
 
 
+@functools.cache
+def temporary_directory() -> Path:
+    directory = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, directory)
+    return Path(directory)
+
+
+@functools.cache
+def image_python() -> str:
+    """The interpreter of an engine's image. It is not the one of these tests, in which gc-sidecar may be
+    installed, and has no packages of its own: to look through hundreds takes longer than all else."""
+    base = getattr(sys, "_base_executable", sys.executable)
+    environment = temporary_directory() / "python"
+    subprocess.run([base, "-m", "venv", "--without-pip", environment], check=True)
+    return str(environment / "bin" / "python")
+
+
+@functools.cache
+def compiled_tree() -> Path:
+    """The injected tree as it is once an engine has run with it."""
+    tree = temporary_directory() / "agent"
+    install_agent(tree, endpoint_plugin=True)
+    compileall.compile_dir(tree, quiet=1)
+    return tree
+
+
 def write(path: Path, text: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -112,7 +139,7 @@ class Image:
         self.packages = self.root / "packages"
         self.work = self.root / "work"
         self.work.mkdir()
-        install_agent(self.agent, endpoint_plugin=True)
+        shutil.copytree(compiled_tree(), self.agent)
         write(self.packages / "vllm" / "__init__.py", STAND_IN)
         write(self.packages / "vllm" / "entrypoints" / "openai" / "api_server.py", STAND_IN_SERVER)
         self.set_vllm("0.32.0")
@@ -124,7 +151,7 @@ class Image:
         }
         # The container's own: `with-agent` puts the tree before it.
         self.own_environment = {**self.environment, "PYTHONPATH": str(self.packages)}
-        self.command = [PYTHON, "-m", SERVER, "--host", "127.0.0.1"]
+        self.command = [image_python(), "-m", SERVER, "--host", "127.0.0.1"]
 
     def set_vllm(self, version: str) -> None:
         for info in self.packages.glob("vllm-*.dist-info"):
@@ -160,7 +187,7 @@ class Image:
     def doctor(self, *arguments: str) -> Diagnosis:
         """What `DIR/bin/gc-sidecar doctor` finds in this container."""
         command = [str(self.agent / "bin" / "gc-sidecar"), "doctor", "--json", *arguments]
-        environment = {"GC_SIDECAR_PYTHON": PYTHON, **self.own_environment}
+        environment = {"GC_SIDECAR_PYTHON": image_python(), **self.own_environment}
         result = subprocess.run(
             command, cwd=self.work, env=environment, capture_output=True, text=True, timeout=60
         )
@@ -833,7 +860,7 @@ def test_a_running_engine_is_found_by_itself(image: Image) -> None:
     assert engine.environment is not None
     assert engine.environment["PYTHONPATH"] == image.environment["PYTHONPATH"]
     assert engine.flag("--host") == "127.0.0.1"
-    assert interpreter_path(engine) == PYTHON
+    assert interpreter_path(engine) == image_python()
 
 
 def test_of_several_engines_each_is_judged(
@@ -931,7 +958,7 @@ def test_a_flag_takes_either_spelling_and_the_last_one_wins() -> None:
 )
 def test_wrong_usage_is_exit_code_2(image: Image, arguments: list[str]) -> None:
     command = [str(image.agent / "bin" / "gc-sidecar"), "doctor", *arguments]
-    environment = {**image.own_environment, "GC_SIDECAR_PYTHON": PYTHON}
+    environment = {**image.own_environment, "GC_SIDECAR_PYTHON": image_python()}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert arguments[0] in result.stderr
@@ -940,7 +967,7 @@ def test_wrong_usage_is_exit_code_2(image: Image, arguments: list[str]) -> None:
 def test_the_table_shows_what_is_wrong_first_and_what_to_do(image: Image) -> None:
     image.set(VLLM_GC_DEBUG="1", VLLM_PLUGINS="theirs")
     command = [str(image.agent / "bin" / "gc-sidecar"), "doctor", "--preflight"]
-    environment = {**image.own_environment, "GC_SIDECAR_PYTHON": PYTHON}
+    environment = {**image.own_environment, "GC_SIDECAR_PYTHON": image_python()}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = result.stdout.splitlines()
     assert lines[0].startswith("error    plugins_allowed")

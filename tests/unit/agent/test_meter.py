@@ -22,7 +22,7 @@ import pytest
 
 from gc_sidecar_agent import meter as meter_module
 from gc_sidecar_agent.collection import collect_here
-from gc_sidecar_agent.meter import FORK_WAIT_S, PauseMeter, Ring, outlast_callbacks
+from gc_sidecar_agent.meter import FORK_WAIT_S, RING_SLOTS, PauseMeter, Ring, outlast_callbacks
 from gc_sidecar_agent.page import (
     BUCKET_COUNT,
     BUCKETS_NS,
@@ -561,7 +561,8 @@ def collect_between_markers(run_dir: str) -> None:
     meter.attach()
     collect = gc.collect
     gc.disable()
-    for _ in range(5):
+    # Once round the rings: from then on a record takes the place of an older one, and its memory.
+    for _ in range(RING_SLOTS):
         collect(0)
         collect()
     os.getppid()
@@ -571,8 +572,8 @@ def collect_between_markers(run_dir: str) -> None:
     for _ in range(20):
         collect()
     os.getppid()
-    assert meter.words[NUMBER_INDEX["gen0_count"]] == 10_005
-    assert meter.words[NUMBER_INDEX["gen2_count"]] == 25
+    assert meter.words[NUMBER_INDEX["gen0_count"]] == RING_SLOTS + 10_000
+    assert meter.words[NUMBER_INDEX["gen2_count"]] == RING_SLOTS + 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="strace is Linux's")

@@ -1109,12 +1109,14 @@ def collect_and_publish_for_ever(run_dir: str) -> None:
         time.sleep(0)
 
 
-def next_sequence(page: Path, ring: str, heartbeat: int) -> int:
-    """What a page tells of the next record once it has been published as often as that."""
+def next_sequence(page: Path, ring: str) -> int:
+    """What a page tells of the next record once all that stands on it now has been told of."""
 
     def numbers() -> dict[str, int | None]:
         return read_page(str(page.parent), page.name).numbers
 
+    # Rings are published before numbers: this publication's may be there already, and half of the next one's.
+    heartbeat = (numbers()["heartbeat"] or 0) + 2
     wait_until(lambda: (numbers()["heartbeat"] or 0) >= heartbeat, what="another publication")
     return numbers()[f"{ring}_ring_next"] or 0
 
@@ -1138,8 +1140,7 @@ def test_no_record_that_the_numbers_tell_of_is_missing_while_others_come(tmp_pat
                 if missing:
                     # Overwritten meanwhile, here or in the process, for one of us did not run for a while. How
                     # many came, the next publications tell; one more may have been half written.
-                    heartbeat = (content.numbers["heartbeat"] or 0) + 2
-                    newer = next_sequence(tmp_path / name, ring, heartbeat)
+                    newer = next_sequence(tmp_path / name, ring)
                     assert missing[-1] <= newer - RING_RECORDS
                 records += len(there)
                 readings_with_news += bool(there)
