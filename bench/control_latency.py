@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.progress import show_progress
 from tests.sidecar_process import SidecarProcess
 from tests.vllm.real_vllm import make_tiny_model
 from tests.vllm.scene import Scene, scene
@@ -44,8 +45,7 @@ def measure(running: Scene, sidecar: SidecarProcess) -> dict[str, list[float]]:
         times["freeze"].append(milliseconds(lambda: post(sidecar, "/gc/freeze", freeze)))
         times["renewal"].append(milliseconds(lambda: post(sidecar, "/gc/freeze", freeze)))
         post(sidecar, "/gc/restore", {})
-        print(f"\r  round {number + 1} of {ROUNDS}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+        show_progress("round", number + 1, ROUNDS)
     return times
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.progress import show_progress
 from tests.embedded.engine import EmbeddedEngine, run_directory
 from tests.sidecar_process import SidecarProcess
 
@@ -55,11 +56,7 @@ def measure(workers: int, directory: Path) -> dict[str, list[float]]:
             post("/gc/restore")
             times[COLLECTING].append(milliseconds(lambda: post("/gc/freeze")))
             post("/gc/restore")
-            print(
-                f"\r  {workers} workers: round {number + 1} of {ROUNDS}",
-                end="", file=sys.stderr, flush=True,
-            )  # fmt: skip
-    print(file=sys.stderr)
+            show_progress(f"{workers} workers: round", number + 1, ROUNDS)
     return times
 
 

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from bench.progress import show_progress
 from gc_sidecar_agent.meter import PauseMeter
 from gc_sidecar_agent.page import BUCKETS_NS, create_page, page_name
 
@@ -138,11 +139,7 @@ def measure(kind: Kind, callbacks: dict[str, Callback | None]) -> dict[str, list
                 collect(generation)
             times[name].append((time.thread_time_ns() - started) / kind.in_a_row)
         gc.callbacks.clear()
-        print(
-            f"\r  {kind.name}: round {number + 1} of {kind.rounds}",
-            end="", file=sys.stderr, flush=True,
-        )  # fmt: skip
-    print(file=sys.stderr)
+        show_progress(f"{kind.name}: round", number + 1, kind.rounds)
     return times
 
 

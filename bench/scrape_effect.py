@@ -17,6 +17,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from bench.progress import show_progress
 from tests.embedded.engine import EmbeddedEngine, run_directory
 from tests.sidecar_process import SidecarProcess
 
@@ -71,8 +72,8 @@ def verdict(low: float, high: float) -> str:
 def main() -> int:
     """Print mean and interval for the median and the 99th percentile of the steps."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks (default 12)")
-    parser.add_argument("--block-s", type=float, default=5.0, help="length of a block (default 5)")
+    parser.add_argument("--pairs", type=int, default=15, help="pairs of blocks (default 15)")
+    parser.add_argument("--block-s", type=float, default=10.0, help="length of a block (default 10)")
     args = parser.parse_args()
     if args.pairs < 10:
         parser.error("at least 10 pairs, or the interval says nothing")
@@ -99,12 +100,11 @@ def main() -> int:
                     steps += len(found[scraped])
                 medians.append(statistics.median(found[True]) / statistics.median(found[False]))
                 tails.append(_p99(found[True]) / _p99(found[False]))
-                print(f"\r  pair {pair + 1} of {args.pairs}", end="", file=sys.stderr, flush=True)
+                show_progress("pair", pair + 1, args.pairs)
         finally:
             stop.set()
             for client in clients:
                 client.join()
-    print(file=sys.stderr)
     print(
         f"{steps} steps in {args.pairs} pairs of blocks of {args.block_s:g} s, {REQUESTS} requests at a time"
     )

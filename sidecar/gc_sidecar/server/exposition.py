@@ -103,12 +103,12 @@ _LABELLED: tuple[tuple[str, _Family, str, str, tuple[str, ...], str, float], ...
     ),
     (
         "resident_memory_bytes", GaugeMetricFamily,
-        "Resident memory by kind; shared memory is counted in every process that maps it.",
+        "Resident memory: anonymous, file and shared; shared memory is counted in every process that maps it.",
         "kind", MEMORY_KINDS, "{}_bytes", 1,
     ),
     (
         "device_memory_bytes", GaugeMetricFamily,
-        "Device memory by torch's count; only where torch has initialised a device.",
+        "Device memory allocated and reserved, by torch's count; only where torch has initialised a device.",
         "kind", DEVICE_KINDS, "device_{}_bytes", 1,
     ),
 )  # fmt: skip

@@ -29,7 +29,7 @@ from gc_sidecar.server.pauses import SeenPause
 from gc_sidecar.server.problems import Problem
 from gc_sidecar.server.reports import MAXIMUM_RANK, Identity
 from gc_sidecar.server.security import is_from_browser
-from gc_sidecar.server.verdicts import DEFAULT_MAX_PAUSE_MS, Limits
+from gc_sidecar.server.verdicts import DEFAULT_MAX_PAUSE_MS, DEFAULT_MAX_STALL_SHARE, Limits
 from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import (
     DEFAULT_DEADLINE_S,
@@ -57,18 +57,29 @@ def _printable(value: str) -> str:
     return value
 
 
+def _operation_id(value: str) -> str:
+    if not OPERATION_ID.fullmatch(value):
+        raise ValueError("must be 1 to 64 letters, digits or . _ : -, of which the first is no sign")
+    return value
+
+
 def _seconds(minimum: float, maximum: float) -> Any:
     return Field(ge=minimum, le=maximum, allow_inf_nan=False)
 
 
 Owner = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
-OperationId = Annotated[str, Field(pattern=f"^{OPERATION_ID.pattern}$")]
+OperationId = Annotated[
+    str,
+    AfterValidator(_operation_id),
+    Field(json_schema_extra={"pattern": f"^{OPERATION_ID.pattern}$"}),
+]
 Interval = Annotated[float, _seconds(MINIMUM_INTERVAL_S, MAXIMUM_SECONDS)]
 Lease = Annotated[float, _seconds(1.0, MAXIMUM_SECONDS)]
 Deadline = Annotated[float, _seconds(0.1, MAXIMUM_DEADLINE_S)]
 Growth = Annotated[int, Field(ge=0, le=1 << 50)]
 PauseBudget = Annotated[float, _seconds(2.0, 60_000.0)]
 Milliseconds = Annotated[float, _seconds(0.0, 1000 * MAXIMUM_SECONDS)]
+Share = Annotated[float, _seconds(0.0, 1.0)]
 Rank = Annotated[int, Field(ge=0, le=MAXIMUM_RANK)]
 Fields = TypeVar("Fields", bound=BaseModel)
 
@@ -158,6 +169,10 @@ class WindowFields(BodyFields):
     max_stall_ms: Milliseconds | None = Field(
         None, description="the longest that one lockstep group may be held up in all"
     )
+    max_stall_share: Share = Field(
+        DEFAULT_MAX_STALL_SHARE,
+        description="the same, in proportion to the window; a single pause within max_pause_ms is never over it",
+    )
     max_growth_bytes: Growth | None = Field(
         None, description="the most that one process may grow by"
     )
@@ -165,7 +180,9 @@ class WindowFields(BodyFields):
     @property
     def limits(self) -> Limits:
         """What a clean window stays within."""
-        return Limits(self.max_pause_ms, self.max_stall_ms, self.max_growth_bytes)
+        return Limits(
+            self.max_pause_ms, self.max_stall_ms, self.max_stall_share, self.max_growth_bytes
+        )
 
 
 class ClosingFields(BodyFields):

@@ -29,6 +29,7 @@ from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import POLICY_KINDS
 
 DEFAULT_MAX_PAUSE_MS = 50.0
+DEFAULT_MAX_STALL_SHARE = 0.05
 GENERATIONS = (0, 1, 2)
 # The longest of a window's pauses that are kept one by one.
 LISTED = 100
@@ -40,7 +41,19 @@ class Limits:
 
     max_pause_ms: float = DEFAULT_MAX_PAUSE_MS
     max_stall_ms: float | None = None
+    max_stall_share: float | None = DEFAULT_MAX_STALL_SHARE
     max_growth_bytes: int | None = None
+
+    def stall(self, duration_s: float) -> tuple[float, str]:
+        """The longest in ms that a lockstep group may be held up in a window so long, and a word on it."""
+        limits = [(math.inf, "none")]
+        if self.max_stall_ms is not None:
+            limits.append((self.max_stall_ms, f"{self.max_stall_ms:g}"))
+        if self.max_stall_share is not None:
+            # One pause that is short enough is clean in however short a window.
+            most_ms = max(self.max_pause_ms, 1000 * duration_s * self.max_stall_share)
+            limits.append((most_ms, f"{most_ms:.1f} ({self.max_stall_share:.3g} of the window)"))
+        return min(limits)
 
 
 @dataclass
@@ -228,7 +241,8 @@ def judge(window: Window, evidence: Evidence) -> Verdict:
     reasons = [
         *_seen_enough(window, roster.rows, unread),
         *_changed(window, desired, changes, ends),
-        *_over_limits(window.limits, processes, running, stalls),
+        *_over_limits(window.limits, processes, running),
+        *_stalls_over(window, processes, stalls),
     ]
     if desired.is_on and not roster.is_covered:
         detail = f"{roster.acknowledged} of {roster.expected} processes have the policy"
@@ -338,9 +352,9 @@ def _difference(before: PageReading | None, after: PageReading | None, name: str
 
 def _seen_enough(window: Window, rows: tuple[Row, ...], unread: frozenset[str]) -> list[Reason]:
     """What keeps the sidecar from knowing what happened in every process of the engine."""
-    reasons = []
-    if not rows:
-        reasons.append(Reason("no_process", "no process of an engine is seen"))
+    reasons: list[Reason] = []
+    if not window.holders and not any(row.is_live for row in rows):
+        return [Reason("no_process", "no living process of an engine was seen")]
     for row in rows:
         before = window.holders.get(row.key)
         if before is None and row.is_live:
@@ -411,7 +425,6 @@ def _over_limits(
     limits: Limits,
     processes: tuple[ProcessVerdict, ...],
     running: list[SeenPause],
-    stalls: Mapping[int, float],
 ) -> list[Reason]:
     reasons = []
     for process in processes:
@@ -442,14 +455,13 @@ def _over_limits(
                         f"{key}: grew by {growth} bytes, the limit is {limits.max_growth_bytes}",
                     )
                 )
-    if limits.max_stall_ms is not None:
-        reasons += _stalls_over(limits.max_stall_ms, processes, stalls)
     return reasons
 
 
 def _stalls_over(
-    max_stall_ms: float, processes: tuple[ProcessVerdict, ...], stalls: Mapping[int, float]
+    window: Window, processes: tuple[ProcessVerdict, ...], stalls: Mapping[int, float]
 ) -> list[Reason]:
+    limit_ms, limit = window.limits.stall(window.duration_s())
     # Pauses without a record are in no union; at the worst none of them fell together with another.
     lost_s: dict[int, float] = {}
     for process in processes:
@@ -460,13 +472,12 @@ def _stalls_over(
     reasons = []
     for dp_rank in sorted({*stalls, *lost_s}):
         seen_ms, lost_ms = 1000 * stalls.get(dp_rank, 0.0), 1000 * lost_s.get(dp_rank, 0.0)
-        if seen_ms > max_stall_ms:
+        if seen_ms > limit_ms:
             detail = (
-                f"dp{dp_rank}: pauses held it up for {seen_ms:.1f} ms in all, the limit is"
-                f" {max_stall_ms:g}"
+                f"dp{dp_rank}: pauses held it up for {seen_ms:.1f} ms in all, the limit is {limit}"
             )
             reasons.append(Reason("stall_over_limit", detail))
-        elif seen_ms + lost_ms > max_stall_ms:
+        elif seen_ms + lost_ms > limit_ms:
             detail = (
                 f"dp{dp_rank}: pauses held it up for {seen_ms:.1f} ms in all, and those whose"
                 f" records are lost for up to {lost_ms:.1f} ms more"

@@ -38,7 +38,7 @@ def show_window(document: dict[str, Any]) -> str:
     limits = window.get("limits") or {}
     lines.append(
         f"limits  pause {seconds(_s(limits.get('max_pause_ms')))},"
-        f" stall {seconds(_s(limits.get('max_stall_ms')))},"
+        f" stall {seconds(_s(limits.get('max_stall_ms')))} and {_percent(limits.get('max_stall_share'))},"
         f" growth {size(limits.get('max_growth_bytes'))}"
     )
     lines += [
@@ -103,6 +103,10 @@ def verdict_word(window: dict[str, Any]) -> str:
 
 def _s(milliseconds: Any) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
+
+
+def _percent(share: Any) -> str:
+    return UNKNOWN if share is None else f"{100 * share:g} %"
 
 
 def _row(process: dict[str, Any]) -> list[str]:

@@ -112,6 +112,8 @@ async def start(
 
 
 async def opened(sidecar: Sidecar, window_id: str = "w", **fields: Any) -> dict[str, Any]:
+    # These windows are short: any pause is a large share of one.
+    fields.setdefault("max_stall_share", 1)
     answer = await sidecar.client.post("/gc/windows", json={"window_id": window_id, **fields})
     assert answer.status_code in (200, 201), answer.text
     return dict(answer.json()["window"])
@@ -324,6 +326,27 @@ async def test_pauses_that_are_short_each_may_stall_for_too_long_together(
     assert {s["dp_rank"]: round(s["stall_s"], 6) for s in verdict["stalls"]} == {0: 0.04, 1: 0.06}
 
 
+async def test_a_window_may_be_stalled_for_a_share_of_it_and_for_one_pause_that_is_short_enough(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine, sidecar = await start(start_engine, start_sidecar)
+    answer = await sidecar.client.post("/gc/windows?window_id=default")
+    assert answer.json()["window"]["limits"]["max_stall_share"] == 0.05
+    engine.collect("worker-0-1", 0.049)
+    await asyncio.sleep(0.06)
+    assert reason_codes(await closed(sidecar, "default")) == []
+
+    await opened(sidecar, "many", max_stall_share=0.05)
+    for _ in range(3):
+        engine.collect("worker-0-1", 0.049)
+        await asyncio.sleep(0.06)
+    many = await closed(sidecar, "many")
+    assert reason_codes(many) == ["stall_over_limit"]
+    assert details(many, "stall_over_limit") == [
+        "dp0: pauses held it up for 147.0 ms in all, the limit is 50.0 (0.05 of the window)"
+    ]
+
+
 async def test_growth_over_the_limit_or_not_known_is_named(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
@@ -477,6 +500,17 @@ async def test_with_no_process_at_all_nothing_is_clean(start_sidecar: StartSidec
     verdict = await closed(sidecar)
     assert reason_codes(verdict) == ["no_process"]
     assert verdict["processes"] == []
+
+
+async def test_what_an_engine_left_that_was_gone_before_is_no_process(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine, sidecar = await start(start_engine, start_sidecar)
+    for name in ("api_server-0-0", "engine_core-0-0", "worker-0-0", "worker-0-1"):
+        engine.set_process(name, dead=True)
+    await sidecar.until(lambda s: {p["state"] for p in s["processes"]} == {"gone"})
+    await opened(sidecar)
+    assert reason_codes(await closed(sidecar)) == ["no_process"]
 
 
 async def test_a_change_of_policy_or_a_maintenance_in_it_is_named(
