@@ -73,7 +73,9 @@ def main() -> int:
     """Print mean and interval for the median and the 99th percentile of the steps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=15, help="pairs of blocks (default 15)")
-    parser.add_argument("--block-s", type=float, default=10.0, help="length of a block (default 10)")
+    parser.add_argument(
+        "--block-s", type=float, default=10.0, help="length of a block (default 10)"
+    )
     args = parser.parse_args()
     if args.pairs < 10:
         parser.error("at least 10 pairs, or the interval says nothing")

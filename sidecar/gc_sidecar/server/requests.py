@@ -59,7 +59,9 @@ def _printable(value: str) -> str:
 
 def _operation_id(value: str) -> str:
     if not OPERATION_ID.fullmatch(value):
-        raise ValueError("must be 1 to 64 letters, digits or . _ : -, of which the first is no sign")
+        raise ValueError(
+            "must be 1 to 64 letters, digits or . _ : -, of which the first is no sign"
+        )
     return value
 
 
