@@ -12,43 +12,13 @@ from gc_sidecar_agent.command import Command
 from tests.embedded.engine import EmbeddedEngine, run_directory, scene
 from tests.sidecar_process import SidecarProcess, wait_for
 from tests.vllm.real_vllm import EngineFailedError
-from tests.vllm.scene import HELD_OFF, Scene, gen2_counts, pids_of, rows_of
+from tests.vllm.scene import HELD_OFF, freeze_maintain_restore, pids_of, rows_of
 
 DATA_PARALLEL = {
     *("api_server-0-0", "api_server-0-1", "engine_core-0-0", "engine_core-1-0"),
     *("worker-0-0", "worker-0-1", "worker-1-0", "worker-1-1"),
 }
 SMALL = ("--workers=2", "--heap-objects=20000")
-
-
-def freeze_maintain_restore(running: Scene, sidecar: SidecarProcess, names: set[str]) -> None:
-    """The three operations, each acknowledged by all of `names`, and the engine as it was."""
-    pids = pids_of(sidecar.wait_for_coverage(len(names)))
-    assert set(pids) == names
-    before = running.gc_state(pids)
-
-    code, body = sidecar.post("/gc/freeze")
-    assert code == 200, body
-    assert set(rows_of(body["operation"])) == names
-    assert all(state["threshold"][2] == HELD_OFF for state in running.gc_state(pids).values())
-    running.assert_serves()
-
-    counts = gen2_counts(sidecar.status())
-    code, body = sidecar.post("/gc/maintain")
-    assert code == 200, body
-    assert set(rows_of(body["operation"])) == names
-    assert all(row["ok"] and row["pause_s"] > 0 for row in body["operation"]["processes"])
-    assert gen2_counts(sidecar.status()) == {name: count + 1 for name, count in counts.items()}
-
-    code, body = sidecar.post("/gc/restore")
-    assert code == 200, body
-    wait_for(
-        "no collection is pending",
-        lambda: not any(row["collect_pending"] for row in sidecar.status()["processes"]),
-    )
-    assert running.gc_state(pids) == before
-    running.assert_serves()
-    running.assert_log_is_quiet()
 
 
 @pytest.mark.parametrize(

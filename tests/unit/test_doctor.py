@@ -33,6 +33,7 @@ from gc_sidecar_agent.doctor.run_dir_checks import file_system_of
 from gc_sidecar_agent.page import list_pages
 from tests.embedded.engine import EmbeddedEngine
 from tests.sidecar_process import SidecarProcess
+from tests.unit.agent.diagnosis import Diagnosis, memory_volume
 from tests.unit.agent.own_process import Child, hear, say
 from tests.unit.server.stand_in import StandInEngine
 from tests.vllm.real_vllm import free_port
@@ -73,40 +74,10 @@ class Pod:
         return Diagnosis(json.loads(captured.out or "{}"), code, captured.err)
 
 
-@dataclass
-class Diagnosis:
-    """The JSON that doctor printed, its exit code, and what it said on standard error."""
-
-    document: dict[str, Any]
-    code: int
-    error: str
-
-    @property
-    def bad(self) -> list[dict[str, str]]:
-        return [finding for finding in self.document["findings"] if finding["level"] != "ok"]
-
-    def find(self, check: str, level: str) -> dict[str, str]:
-        """The one finding of this check at this level."""
-        found: list[dict[str, str]] = [
-            finding
-            for finding in self.document["findings"]
-            if (finding["check"], finding["level"]) == (check, level)
-        ]
-        assert found, f"{check} {level} is not among {json.dumps(self.bad, indent=1)}"
-        return found[0]
-
-    def assert_sound(self) -> None:
-        assert self.bad == []
-        assert (self.document["worst"], self.code) == ("ok", 0)
-
-
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """A directory as a pod's memory volume with an fsGroup would be."""
-    assert os.access("/dev/shm", os.W_OK), "these tests need a tmpfs on /dev/shm"
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        os.chmod(directory, 0o2770)
-        yield Path(directory)
+    with memory_volume() as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -542,5 +513,5 @@ def test_the_engine_side_knows_the_tree_from_the_path_where_it_is_no_tree_itself
         result = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        finding = Diagnosis(json.loads(result.stdout), 0, "").find("agent_tree", level)
+        finding = Diagnosis(json.loads(result.stdout), 0).find("agent_tree", level)
         assert (str(agent) in finding["reason"]) is (level == "ok")

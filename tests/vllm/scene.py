@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gc_sidecar.install import install_agent
-from tests.sidecar_process import SidecarProcess
+from tests.sidecar_process import SidecarProcess, wait_for
 from tests.vllm.probe import PLUGIN_NAME, Probe, install_probe, probe_environment
 from tests.vllm.real_vllm import RealVllm
 
@@ -132,3 +132,34 @@ def rows_of(status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def gen2_counts(status: Mapping[str, Any]) -> dict[str, int]:
     """How many full collections each process has had."""
     return {name: row["pauses"]["gen2"]["count"] for name, row in rows_of(status).items()}
+
+
+def freeze_maintain_restore(running: Scene, sidecar: SidecarProcess, names: set[str]) -> None:
+    """The three operations, each acknowledged by all of `names`, and the engine as it was."""
+    pids = pids_of(sidecar.wait_for_coverage(len(names)))
+    assert set(pids) == names
+    before = running.gc_state(pids)
+
+    code, body = sidecar.post("/gc/freeze")
+    assert code == 200, body
+    assert set(rows_of(body["operation"])) == names
+    assert all(state["threshold"][2] == HELD_OFF for state in running.gc_state(pids).values())
+    running.assert_serves()
+
+    counts = gen2_counts(sidecar.status())
+    code, body = sidecar.post("/gc/maintain")
+    assert code == 200, body
+    assert set(rows_of(body["operation"])) == names
+    assert all(row["ok"] and row["pause_s"] > 0 for row in body["operation"]["processes"])
+    assert gen2_counts(sidecar.status()) == {name: count + 1 for name, count in counts.items()}
+    running.assert_serves()
+
+    code, body = sidecar.post("/gc/restore")
+    assert code == 200, body
+    wait_for(
+        "no collection is pending",
+        lambda: not any(row["collect_pending"] for row in sidecar.status()["processes"]),
+    )
+    assert running.gc_state(pids) == before
+    running.assert_serves()
+    running.assert_log_is_quiet()

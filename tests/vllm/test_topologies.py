@@ -6,40 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.sidecar_process import SidecarProcess
-from tests.vllm.scene import HELD_OFF, Scene, gen2_counts, pids_of, rows_of, scene
+from tests.vllm.scene import (
+    HELD_OFF,
+    freeze_maintain_restore,
+    pids_of,
+    rows_of,
+    scene,
+)
 
 DATA_PARALLEL = {
     *("api_server-0-0", "api_server-0-1", "engine_core-0-0", "engine_core-1-0"),
     *("worker-0-0", "worker-1-0"),
 }
-
-
-def freeze_maintain_restore(running: Scene, sidecar: SidecarProcess, names: set[str]) -> None:
-    """The three operations, each acknowledged by all of `names`, and the engine as it was."""
-    pids = pids_of(sidecar.wait_for_coverage(len(names)))
-    assert set(pids) == names
-    before = running.gc_state(pids)
-
-    code, body = sidecar.post("/gc/freeze")
-    assert code == 200, body
-    assert set(rows_of(body["operation"])) == names
-    assert all(state["threshold"][2] == HELD_OFF for state in running.gc_state(pids).values())
-    running.assert_serves()
-
-    counts = gen2_counts(sidecar.status())
-    code, body = sidecar.post("/gc/maintain")
-    assert code == 200, body
-    assert set(rows_of(body["operation"])) == names
-    assert all(row["ok"] and row["pause_s"] > 0.01 for row in body["operation"]["processes"])
-    assert gen2_counts(sidecar.status()) == {name: count + 1 for name, count in counts.items()}
-    running.assert_serves()
-
-    code, body = sidecar.post("/gc/restore")
-    assert code == 200, body
-    assert running.gc_state(pids) == before
-    running.assert_serves()
-    running.assert_log_is_quiet()
 
 
 @pytest.mark.parametrize("transport", ["plugin", "dev"])

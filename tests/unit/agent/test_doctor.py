@@ -46,6 +46,7 @@ from gc_sidecar_agent.doctor.engine_process import (
 from gc_sidecar_agent.doctor.findings import examine, ok
 from gc_sidecar_agent.doctor.run_dir_checks import examine_run_directory, file_system_of
 from gc_sidecar_agent.page import list_pages, read_page
+from tests.unit.agent.diagnosis import Diagnosis, memory_volume
 from tests.unit.agent.leaving_out import leave_out
 from tests.unit.agent.own_process import in_own_process
 from tests.unit.agent.waiting import wait_until
@@ -222,35 +223,10 @@ def is_described(run_dir: str) -> bool:
     return all(page.description["state"]["ready"] and page.numbers["heartbeat"] for page in pages)
 
 
-@dataclass
-class Diagnosis:
-    """The JSON that doctor printed, and its exit code."""
-
-    document: dict[str, Any]
-    code: int
-
-    @property
-    def bad(self) -> list[dict[str, str]]:
-        return [finding for finding in self.document["findings"] if finding["level"] != "ok"]
-
-    def find(self, check: str, level: str) -> dict[str, str]:
-        """The one finding of this check at this level."""
-        found = [f for f in self.bad if (f["check"], f["level"]) == (check, level)]
-        assert found, f"{check} {level} is not among {json.dumps(self.bad, indent=1)}"
-        return found[0]
-
-    def assert_sound(self) -> None:
-        assert self.bad == []
-        assert (self.document["worst"], self.code) == ("ok", 0)
-
-
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """A directory as a pod's memory volume with an fsGroup would be."""
-    assert os.access("/dev/shm", os.W_OK), "these tests need a tmpfs on /dev/shm"
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        os.chmod(directory, 0o2770)
-        yield Path(directory)
+    with memory_volume() as directory:
+        yield directory
 
 
 @pytest.fixture
