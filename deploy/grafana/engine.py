@@ -17,10 +17,13 @@ from deploy.grafana.figures import (
     STALLED,
 )
 from deploy.grafana.panels import (
+    ABOUT_POLICIES,
     BLUE,
     ENGINE_UID,
     FLEET_UID,
     GREEN,
+    MEASURED,
+    NO_SIDECAR,
     ORANGE,
     POLICIES,
     PROCESS_LEGEND,
@@ -39,10 +42,8 @@ from deploy.grafana.panels import (
     bucket_heatmap,
     build,
     dashboard_link,
-    from_on,
     joined_table,
     single_value,
-    texts,
     time_series,
     timeline,
 )
@@ -56,7 +57,6 @@ from deploy.grafana.queries import (
     select,
 )
 
-NO_SIDECAR = "No sidecar was scraped in this time range"
 NO_FULL_COLLECTION = "No full collection in this time range"
 NO_OPERATION = "No operation in this time range"
 
@@ -81,10 +81,7 @@ def engine_gauge(metric: str) -> str:
 
 WANTED_POLICY = Figure(
     title="Policy",
-    description=(
-        "The policy that is wanted. off: CPython's own GC. freeze: no automatic full "
-        "collection. budget: full collections go on but are kept short."
-    ),
+    description=f"The policy that is wanted. {ABOUT_POLICIES}",
     expr=POLICY,
     unit="none",
     empty="unknown",
@@ -280,9 +277,8 @@ POLICY_ROW = Row(
             height=6,
             builder=timeline(
                 "Policy, windows and engine",
-                "What was wanted when (off: CPython's own GC; freeze: no automatic full "
-                "collection; budget: full collections go on but are kept short), when somebody "
-                "measured, and whether the engine was up.",
+                "Which policy was wanted when, when somebody measured, and whether the engine was up. "
+                + ABOUT_POLICIES,
                 (
                     Query(POLICY, "Policy"),
                     Query(engine_gauge("gc_sidecar_window_open"), "Measured window"),
@@ -291,10 +287,7 @@ POLICY_ROW = Row(
                 empty=NO_SIDECAR,
                 row_mappings={
                     "Policy": (POLICIES,),
-                    "Measured window": (
-                        texts({"0": ("none", "transparent")}),
-                        from_on(1, "open", BLUE),
-                    ),
+                    "Measured window": MEASURED,
                     "Engine": (UP_DOWN,),
                 },
             ),
@@ -524,6 +517,13 @@ MEMORY = Row(
     ),
 )
 
+
+def per_maintenance(metric: str) -> str:
+    """What one maintenance run of a process comes to, on average."""
+    runs = by_process("sum", select("gc_sidecar_maintain_seconds_count"))
+    return f"{by_process('sum', select(metric))} / ({runs} > 0)"
+
+
 MAINTENANCE = Row(
     70,
     "Maintenance: what it costs, what it yields",
@@ -582,10 +582,7 @@ MAINTENANCE = Row(
                     Column(
                         Figure(
                             title="Pause per run",
-                            expr=by_process("sum", select("gc_sidecar_maintain_seconds_sum"))
-                            + " / ("
-                            + by_process("sum", select("gc_sidecar_maintain_seconds_count"))
-                            + " > 0)",
+                            expr=per_maintenance("gc_sidecar_maintain_seconds_sum"),
                             unit="s",
                             empty="-",
                             description="How long one run stopped the process, on average.",
@@ -594,10 +591,7 @@ MAINTENANCE = Row(
                     Column(
                         Figure(
                             title="Objects per run",
-                            expr=by_process("sum", select("gc_sidecar_reclaimed_objects_total"))
-                            + " / ("
-                            + by_process("sum", select("gc_sidecar_maintain_seconds_count"))
-                            + " > 0)",
+                            expr=per_maintenance("gc_sidecar_reclaimed_objects_total"),
                             unit="short",
                             empty="-",
                             description="Garbage objects that one run freed, on average.",

@@ -17,10 +17,13 @@ from deploy.grafana.figures import (
     STALLED,
 )
 from deploy.grafana.panels import (
+    ABOUT_POLICIES,
     ENGINE_LEGEND,
     ENGINE_UID,
     FLEET_UID,
     GREEN,
+    MEASURED,
+    NO_SIDECAR,
     ORANGE,
     POLICIES,
     POLICY_COLOURS,
@@ -37,7 +40,6 @@ from deploy.grafana.panels import (
     Row,
     build,
     dashboard_link,
-    from_on,
     joined_table,
     texts,
     time_series,
@@ -64,7 +66,6 @@ ENGINE_URL = (
 )
 TO_ENGINE = ({"title": "This engine in detail", "url": ENGINE_URL, "targetBlank": False},)
 POLICY_NAMES = texts({mode: (mode, colour) for mode, colour in POLICY_COLOURS.items()})
-NO_ENGINE = "No sidecar was scraped in this time range"
 WORST = 5
 
 
@@ -189,7 +190,7 @@ TABLE = joined_table(
         LabelColumn("mode", "Policy", mappings=(POLICY_NAMES,), coloured=True, width=80),
     ),
     columns=COLUMNS,
-    empty=NO_ENGINE,
+    empty=NO_SIDECAR,
     first=("Measure now?", "Pod", "Instance", "Policy"),
     sort_by="Measure now?",
     hidden=("Policy is set",),
@@ -210,7 +211,7 @@ ROWS = (
                     "The first column of the table over time, one row per engine. "
                     + VERDICT_EXPLAINED,
                     (Query(VERDICT, ENGINE_LEGEND),),
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                     mappings=(VERDICTS,),
                 ),
             ),
@@ -231,7 +232,7 @@ ROWS = (
                     "the whole group waited.",
                     (worst(STALLED.expr),),
                     unit=STALLED.unit,
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                     look=Lines(steps=((None, GREEN), (0.01, ORANGE))),
                 ),
             ),
@@ -262,7 +263,7 @@ ROWS = (
                     "here, while they last.",
                     (worst(of_engine(select("gc_sidecar_in_progress_seconds"))),),
                     unit="s",
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                 ),
             ),
             Panel(
@@ -281,7 +282,7 @@ ROWS = (
                         ),
                     ),
                     unit="short",
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                     look=Lines(decimals=1),
                 ),
             ),
@@ -296,7 +297,7 @@ ROWS = (
                     "against it.",
                     (worst(GROWTH),),
                     unit="bytes",
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                     look=Lines(min=None),
                 ),
             ),
@@ -322,7 +323,7 @@ ROWS = (
                     COVERAGE.description,
                     (Query(f"bottomk({WORST}, {COVERAGE.expr})", ENGINE_LEGEND),),
                     unit=COVERAGE.unit,
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                     look=Lines(max=1, steps=COVERAGE.steps),
                 ),
             ),
@@ -344,7 +345,7 @@ ROWS = (
                         ),
                     ),
                     unit="short",
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                     look=Lines(decimals=0, steps=((None, GREEN), (1, RED))),
                 ),
             ),
@@ -360,11 +361,9 @@ ROWS = (
                 height=8,
                 builder=timeline(
                     "Policy",
-                    "The policy that is wanted, one row per engine. off: CPython's own GC. "
-                    "freeze: no automatic full collection. budget: full collections go on but "
-                    "are kept short.",
+                    f"The policy that is wanted, one row per engine. {ABOUT_POLICIES}",
                     (Query(POLICY, ENGINE_LEGEND),),
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                     mappings=(POLICIES,),
                 ),
             ),
@@ -376,11 +375,8 @@ ROWS = (
                     "Measured windows",
                     "When somebody measured: the engine had at least one open window.",
                     (Query(of_engine(select("gc_sidecar_window_open")), ENGINE_LEGEND),),
-                    empty=NO_ENGINE,
-                    mappings=(
-                        texts({"0": ("none", "transparent")}),
-                        from_on(1, "open", "blue"),
-                    ),
+                    empty=NO_SIDECAR,
+                    mappings=MEASURED,
                 ),
             ),
             Panel(
@@ -400,7 +396,7 @@ ROWS = (
                         ),
                     ),
                     unit="short",
-                    empty=NO_ENGINE,
+                    empty=NO_SIDECAR,
                     look=Lines(bars=True, decimals=0),
                 ),
             ),

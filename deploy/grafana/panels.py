@@ -170,6 +170,13 @@ POLICIES = texts(
     | {"0": ("unknown", RED)}
 )
 UP_DOWN = texts({"0": ("down", RED), "1": ("up", GREEN)})
+MEASURED = (texts({"0": ("none", "transparent")}), from_on(1, "open", BLUE))
+
+NO_SIDECAR = "No sidecar was scraped in this time range"
+ABOUT_POLICIES = (
+    "off: CPython's own GC. freeze: no automatic full collection. budget: full collections go on "
+    "but are kept short."
+)
 
 
 def property_(name: str, value: object) -> models.DynamicConfigValue:

@@ -136,6 +136,11 @@ class PauseMeter:
         finally:
             self._requested_thread = 0
 
+    @property
+    def running_since_ns(self) -> int:
+        """When the collection began that runs right now, in another thread or around a finalizer; 0: none does."""
+        return self._start_ns
+
     def callback(self, phase: str, info: dict[str, int]) -> None:
         """What gc.callbacks calls at the start and the stop of every collection."""
         if phase == "start":
@@ -184,7 +189,8 @@ class PauseMeter:
             else:
                 words[_REQUESTED_BUCKETS + bisect_left(BUCKETS_NS, duration_ns)] += 1
                 words[_REQUESTED_TOTAL_NS] += duration_ns
-                self.requested_ns = duration_ns
+                if trigger != _EXPLICIT:
+                    self.requested_ns = duration_ns
             ring, next_index = self.full_ring, _FULL_RING_NEXT
         else:
             trigger = _AUTO

@@ -28,8 +28,8 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 MAGIC = 0x31304547_41504347  # "GCPAGE01", little-endian
 VERSION = 1
@@ -85,7 +85,7 @@ NUMBER_NAMES: tuple[str, ...] = (
     "requested_total_ns",
     "full_ring_next",  # the sequence that the next record will have; sequences start at 1
     "young_ring_next",
-    "full_starts",  # full collections started; the proof that a collection which was asked for ran
+    "full_starts",  # full collections started: one that is pending has come when this has grown
     "freezes",
     "freezes_since_maintain",
     "maintains",
@@ -99,6 +99,7 @@ NUMBER_NAMES: tuple[str, ...] = (
     "device_reserved_bytes",
     "memory_limit_bytes",  # of the process's cgroup
     "memory_current_bytes",
+    "running_since_ns",  # when the collection of any generation began that ran at this publication; 0: none did
 )
 NUMBER_INDEX = {name: index for index, name in enumerate(NUMBER_NAMES)}
 NUMBERS = struct.Struct(f"<{len(NUMBER_NAMES)}q")
@@ -133,8 +134,7 @@ class PageContent:
     `description` is the JSON of the newest valid slot: `identity`, `topology` and `state` of the process. It is
     the same object as long as the slot has not changed, so nobody may change it.
     `numbers` holds every name of NUMBER_NAMES; None where the process does not know it. The pauses are those
-    that read_page was asked for, in order; the `lost_...` ones came after the last one that the caller had, and
-    were not to be had: overwritten, torn or forged.
+    that read_page was asked for, in order; a sequence that is missing was overwritten, torn or forged.
     """
 
     name: str
@@ -142,15 +142,8 @@ class PageContent:
     numbers: dict[str, int | None]
     collecting_since_ns: int
     alive: bool
-    full_pauses: tuple[Pause, ...] = field(default=())
-    young_pauses: tuple[Pause, ...] = field(default=())
-    lost_full_records: int = 0
-    lost_young_records: int = 0
-
-    @property
-    def lost_records(self) -> int:
-        """Of both rings."""
-        return self.lost_full_records + self.lost_young_records
+    full_pauses: tuple[Pause, ...] = ()
+    young_pauses: tuple[Pause, ...] = ()
 
 
 # --- writing, in the engine's process ---
@@ -309,8 +302,7 @@ def read_page(run_dir: str, name: str, after: tuple[int, int] | None = None) -> 
     """One reading of a page. Raises PageError, OSError.
 
     With `after`, the sequences of the last full and the last young record that the caller has, it also reads the
-    records that came since, and no others. after=(0, 0) reads everything that is there: at first sight the
-    caller decides whether what older records are missing counts as lost. Without `after` no ring is read.
+    records that came since, and no others; (0, 0) reads everything that is there. Without it no ring is read.
 
     The file is opened without following links and without blocking on a FIFO, and read with pread:
     a reader that maps a file dies when somebody truncates it.
@@ -331,7 +323,8 @@ def read_page(run_dir: str, name: str, after: tuple[int, int] | None = None) -> 
         if version != VERSION:
             raise PageError(f"a page of format {version}; this sidecar reads format {VERSION}")
         numbers = _numbers(head, count)
-        full, young = _NO_RECORDS, _NO_RECORDS
+        full: tuple[Pause, ...] = ()
+        young: tuple[Pause, ...] = ()
         if after is not None:
             # Only now: the writer publishes rings before numbers, so what the numbers tell of is there.
             full = _read_ring(fd, FULL_RING_OFFSET, after[0], numbers["full_ring_next"])
@@ -345,10 +338,8 @@ def read_page(run_dir: str, name: str, after: tuple[int, int] | None = None) -> 
         numbers=numbers,
         collecting_since_ns=collecting_since_ns,
         alive=alive,
-        full_pauses=full.pauses,
-        young_pauses=young.pauses,
-        lost_full_records=full.lost,
-        lost_young_records=young.lost,
+        full_pauses=full,
+        young_pauses=young,
     )
 
 
@@ -403,19 +394,11 @@ def _decoded(body: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-class _Records(NamedTuple):
-    pauses: tuple[Pause, ...]
-    lost: int
-
-
-_NO_RECORDS = _Records((), 0)
-
-
-def _read_ring(fd: int, offset: int, last: int, following: int | None) -> _Records:
+def _read_ring(fd: int, offset: int, last: int, following: int | None) -> tuple[Pause, ...]:
     """The records of the ring at `offset` after sequence `last`, and before `following`, of which the page's
     number tells. However far apart these are, no more than one ring is read."""
     if following is None or following <= last + 1:
-        return _NO_RECORDS
+        return ()
     first = max(last + 1, following - RING_RECORDS)
     count = following - first
     slot = first % RING_RECORDS
@@ -423,8 +406,7 @@ def _read_ring(fd: int, offset: int, last: int, following: int | None) -> _Recor
     records = _pread_all(fd, before_end * RECORD.size, offset + slot * RECORD.size)
     if count > before_end:
         records += _pread_all(fd, (count - before_end) * RECORD.size, offset)
-    pauses = decode_records(records, first)
-    return _Records(pauses, following - 1 - last - len(pauses))
+    return decode_records(records, first)
 
 
 def decode_records(records: bytes, first: int) -> tuple[Pause, ...]:

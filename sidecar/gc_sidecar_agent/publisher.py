@@ -29,6 +29,7 @@ from gc_sidecar_agent.page import (
 _FULL_RING_NEXT = NUMBER_INDEX["full_ring_next"]
 _YOUNG_RING_NEXT = NUMBER_INDEX["young_ring_next"]
 _HEARTBEAT = NUMBER_INDEX["heartbeat"]
+_RUNNING_SINCE = NUMBER_INDEX["running_since_ns"]
 _GEN0_COUNT, _GEN1_COUNT, _GEN2_COUNT = (NUMBER_INDEX[f"gen{g}_count"] for g in range(3))
 
 # How often, and after how long, numbers are copied again that a callback was in the middle of changing.
@@ -139,6 +140,7 @@ class Publisher:
             page.write_description(self._describe())
             self._published_changes = changes
         words[_HEARTBEAT] += 1
+        words[_RUNNING_SINCE] = self._meter.running_since_ns
         # A copy, made before the rings are written and written after them: the numbers tell of no record that
         # is not on the page yet. One that comes in between is published the next time.
         numbers = tuple(words)

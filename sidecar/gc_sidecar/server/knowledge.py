@@ -192,6 +192,14 @@ class Knowledge:
 
     def why_nobody(self) -> Obstacle:
         """Why no process is seen."""
+        ended = sum(not page.alive for page in self.sight.snapshot.pages)
+        if ended:
+            return Obstacle(
+                "no_pages",
+                f"every process of the engine has ended ({ended} pages are left)",
+                "see the engine's log and start it again; it takes the policy by itself while the lease runs",
+                blocking=True,
+            )
         if self.run_dir.path is not None and self.sight.snapshot.directory is None:
             return Obstacle(
                 "no_pages",

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gc_sidecar.server.pauses import Stretch
+
 INTER_TOKEN_METRIC = "vllm:inter_token_latency_seconds"
 STEPS_METRIC = "vllm:iteration_tokens_total"
 # A token is late when it took this many times as long as the typical one.
@@ -19,15 +21,12 @@ LATE_FACTOR = 3.0
 # With fewer tokens nothing can be said.
 LEAST_TOKENS = 50
 # What is said from which share of the stalled time on.
-SAYINGS = (
-    (0.5, "mostly the server's GC"),
-    (0.2, "partly the server's GC"),
-    (0.0, "not the server's GC"),
-)
-# With so many times as much pause as stalled time the two cannot be compared; buckets are coarse.
+MOSTLY, PARTLY = 0.5, 0.2
+# A pause that takes at least this share of a late token's time explains it, where it is no longer than that,
+# as far as lengths are known.
+FITS, TO_WITHIN = 0.5, 1.05
+# With so many times as much pause as stalled time some of it fell where nobody waited.
 MUCH_MORE = 2.0
-# Lengths of pauses that are summed up apart: which of them make tokens late is known only at the end.
-LENGTHS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 # Less stalled time than this share of the window, or than the histogram can tell, is none.
 WORTH_TELLING = 0.001
 WORTH_TELLING_S = 0.02
@@ -57,15 +56,54 @@ class EngineLatency:
 
 
 Latencies = Mapping[int, EngineLatency]
+# How often a rank was held up by each kind of stretch of pauses.
+Pauses = Mapping[Stretch, int]
+
+
+@dataclass(frozen=True)
+class Late:
+    """Tokens of one bucket that were late: how long they took, and by how much they were late in all."""
+
+    low_s: float
+    high_s: float
+    late_s: float
 
 
 @dataclass(frozen=True)
 class Stalled:
-    """How long tokens were late, in seconds of the engine's time, and the typical time of one token."""
+    """The late tokens of one engine, the typical time of one, how many there were in all, and how many a step made
+    on average."""
 
-    stalled_s: float
+    late: tuple[Late, ...]
     typical_s: float
     tokens: int
+    together: float = 1.0
+
+    @property
+    def late_s(self) -> float:
+        """By how much tokens were late, all together."""
+        return sum(each.late_s for each in self.late)
+
+    @property
+    def stalled_s(self) -> float:
+        """How long that held up the engine: once for all tokens of a step. Right on average only; where more or
+        fewer requests ran at a stall than usual, it is not."""
+        return self.late_s / self.together
+
+    def share_that_fits(self, pauses: Pauses) -> float:
+        """The share of the late time that fell on tokens which took as long as one of these pauses makes them."""
+        if not self.late_s:
+            return 0.0
+        fitting_s = sum(
+            each.late_s
+            for each in self.late
+            if any(
+                FITS * each.low_s <= stretch.length_s
+                and stretch.longest_s <= TO_WITHIN * each.high_s
+                for stretch in pauses
+            )
+        )
+        return fitting_s / self.late_s
 
 
 def read_latencies(exposition: str) -> Latencies:
@@ -123,14 +161,16 @@ def _stalled(before: EngineLatency, after: EngineLatency) -> Stalled | None:
     if tokens < LEAST_TOKENS or any(count < 0 for _, _, count in slices):
         return None  # too few, or another engine that began at 0 again
     typical_s = _median(slices, tokens)
-    late = [(low, high, n) for low, high, n in slices if low >= LATE_FACTOR * typical_s]
-    late_s = sum(n * (_middle(low, high) - typical_s) for low, high, n in late)
-    # All requests of a step wait together: what counts once for the engine counts once for each of them.
+    late = tuple(
+        Late(low, high, n * (_middle(low, high) - typical_s))
+        for low, high, n in slices
+        if n and low >= LATE_FACTOR * typical_s
+    )
     steps = after.steps - before.steps
     together = max(1.0, tokens / steps) if steps > 0 else 1.0
-    if not math.isfinite(late_s + typical_s):
+    if not math.isfinite(sum(each.late_s for each in late) + typical_s + together):
         return None
-    return Stalled(late_s / together, typical_s, round(tokens))
+    return Stalled(late, typical_s, round(tokens), together)
 
 
 def _slices(cumulative: Iterable[tuple[float, float]]) -> Iterable[tuple[float, float, float]]:
@@ -158,6 +198,16 @@ def _middle(low: float, high: float) -> float:
 # --- what is said of it ---
 
 
+EVENLY = "tokens came evenly"
+NOBODY_WAITED = (
+    "unknown: GC paused for longer than tokens were late, so somewhere nobody waited for one"
+)
+PERHAPS = (
+    "perhaps the server's GC: it paused for as long as tokens were late, but in another rank, or it is not known"
+    " how many waited"
+)
+
+
 @dataclass(frozen=True)
 class LatencyVerdict:
     """What vLLM's own latency says of a window: `stalled_s` by anything, `gc_s` by pauses long enough to make a
@@ -172,10 +222,13 @@ class LatencyVerdict:
 
 
 def latency_verdict(
-    stalled: Mapping[int, Stalled], late_pauses: Mapping[float, float], duration_s: float
+    stalled: Mapping[int, Stalled], pauses: Mapping[int | None, Pauses], duration_s: float
 ) -> LatencyVerdict:
-    """What is said of it. `stalled` is by data-parallel rank, `late_pauses` the time that pauses of at least so
-    many seconds (LENGTHS_S) held up any of them."""
+    """What is said of it. Both are by data-parallel rank; `pauses` has under None those of any rank.
+
+    How long late tokens and pauses were is known well enough to say what was not GC. That it was GC is said where
+    the time agrees too: a histogram tells neither when a token was late nor how many waited together.
+    """
     if not stalled:
         return LatencyVerdict(
             f"unknown: fewer than {LEAST_TOKENS} tokens were made, or the engine does not tell"
@@ -184,17 +237,29 @@ def latency_verdict(
     stalled_s = max(each.stalled_s for each in stalled.values())
     typical_s = max(each.typical_s for each in stalled.values())
     tokens = sum(each.tokens for each in stalled.values())
+    of_any = pauses.get(None, {})
     # A pause that makes no token late explains none, and there are thousands of those.
     least_s = (LATE_FACTOR - 1) * typical_s
-    length_s = max((each for each in LENGTHS_S if each <= least_s), default=LENGTHS_S[0])
-    gc_s = late_pauses.get(length_s, 0.0)
+    gc_s = sum(
+        stretch.length_s * count for stretch, count in of_any.items() if stretch.length_s >= least_s
+    )
     worth_s = max(WORTH_TELLING_S, WORTH_TELLING * duration_s)
-    explained = None
-    if gc_s > max(worth_s, MUCH_MORE * stalled_s):
-        says = "unknown: GC paused for longer than tokens were late, so somewhere nobody waited for one"
-    elif stalled_s < worth_s:
-        says = "tokens came evenly"
+    is_much_more = gc_s > max(worth_s, MUCH_MORE * stalled_s)
+    longest_s = max((late.low_s for each in stalled.values() for late in each.late), default=0.0)
+    # A single token is worth telling of, too, however many came beside it.
+    if max(stalled_s, longest_s) < worth_s:
+        says = NOBODY_WAITED if is_much_more else EVENLY
+        return LatencyVerdict(says, stalled_s, gc_s, None, typical_s, tokens)
+    worst = [rank for rank, each in stalled.items() if each.stalled_s >= stalled_s / 2]
+    fits_own = max(stalled[rank].share_that_fits(pauses.get(rank, {})) for rank in worst)
+    fits_any = max(stalled[rank].share_that_fits(of_any) for rank in worst)
+    explained = min(fits_any, gc_s / stalled_s)
+    surely = min(fits_own, explained)
+    if fits_any < PARTLY:
+        says = NOBODY_WAITED if is_much_more else "not the server's GC"
+    elif surely >= PARTLY:
+        says = f"{'mostly' if surely >= MOSTLY else 'partly'} the server's GC"
     else:
-        explained = min(1.0, gc_s / stalled_s)
-        says = next(text for share, text in SAYINGS if explained >= share)
-    return LatencyVerdict(says, stalled_s, gc_s, explained, typical_s, tokens)
+        says = PERHAPS
+    known = None if says in (NOBODY_WAITED, PERHAPS) else explained
+    return LatencyVerdict(says, stalled_s, gc_s, known, typical_s, tokens)

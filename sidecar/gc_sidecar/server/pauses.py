@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,6 +23,10 @@ FUTURE_S = 1.0
 REMEMBERED = 8192
 # How many separate intervals of a union can still grow together with one that comes late.
 OPEN_INTERVALS = 4096
+# A pause that follows on another within so long, and within this share of its length, follows closely.
+CLOSELY_S, CLOSELY = 0.005, 0.5
+# In how many steps to a doubling lengths are told apart.
+LENGTH_STEPS = 16
 NANO = 1e-9
 
 
@@ -37,21 +41,22 @@ class RingNews:
 @dataclass(frozen=True)
 class Arrival:
     """What one reading of a page told of new, of full and of young collections. `shift_ns` brings its process's
-    monotonic clock to ours."""
+    monotonic clock to ours. `is_from_the_beginning`: it is the first one of a page that came while we looked."""
 
     identity: Identity
     shift_ns: int
     rings: tuple[RingNews, RingNews]
+    is_from_the_beginning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SeenPause:
-    """One collection. `start_s` is on our monotonic clock."""
+    """One collection. `start_s` is on our monotonic clock; `gc_generation` None: a young one that still runs."""
 
     who: Identity
     start_s: float
     duration_s: float
-    gc_generation: int
+    gc_generation: int | None
     trigger: str
     collected_objects: int
 
@@ -96,6 +101,77 @@ class IntervalUnion:
         if len(self._starts) > OPEN_INTERVALS:
             del self._starts[: OPEN_INTERVALS // 2]
             del self._ends[: OPEN_INTERVALS // 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of time in which pauses followed closely on one another, and the longest of them, in seconds.
+
+    It holds up an engine like a single pause, but a step may come in between.
+    """
+
+    length_s: float
+    longest_s: float
+
+
+class Stretches:
+    """How many stretches there were. Pauses may overlap and come in any order."""
+
+    def __init__(self) -> None:
+        # In parallel: where each begins and ends, up to when another pause still belongs to it, and its longest.
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        self._open_until: list[float] = []
+        self._longest: list[float] = []
+        self._settled: Counter[Stretch] = Counter()
+
+    def copy(self) -> Stretches:
+        """Another one that has seen the same."""
+        other = Stretches()
+        other._starts, other._ends = self._starts[:], self._ends[:]
+        other._open_until, other._longest = self._open_until[:], self._longest[:]
+        other._settled = self._settled.copy()
+        return other
+
+    def add(self, start_s: float, end_s: float) -> None:
+        """A pause more; an empty one changes nothing."""
+        length_s = longest_s = end_s - start_s
+        if length_s <= 0:
+            return
+        open_until = end_s + min(CLOSELY_S, length_s * CLOSELY)
+        first = bisect_left(self._open_until, start_s)
+        last = bisect_right(self._starts, open_until)
+        if first < last:
+            start_s = min(start_s, self._starts[first])
+            end_s = max(end_s, self._ends[last - 1])
+            open_until = max(open_until, self._open_until[last - 1])
+            longest_s = max(length_s, *self._longest[first:last])
+        self._starts[first:last] = [start_s]
+        self._ends[first:last] = [end_s]
+        self._open_until[first:last] = [open_until]
+        self._longest[first:last] = [longest_s]
+        if len(self._starts) > OPEN_INTERVALS:
+            oldest = OPEN_INTERVALS // 2
+            for stretch in self._open(oldest):
+                self._settled[Stretch(_rounded(stretch.length_s), _rounded(stretch.longest_s))] += 1
+            for column in (self._starts, self._ends, self._open_until, self._longest):
+                del column[:oldest]
+
+    def counts(self) -> Counter[Stretch]:
+        """How often there was each; those of long ago are rounded to 2 %."""
+        found = self._settled.copy()
+        found.update(self._open(len(self._starts)))
+        return found
+
+    def _open(self, count: int) -> Iterator[Stretch]:
+        for start_s, end_s, longest_s in zip(
+            self._starts[:count], self._ends[:count], self._longest[:count], strict=True
+        ):
+            yield Stretch(end_s - start_s, longest_s)
+
+
+def _rounded(length_s: float) -> float:
+    return float(2.0 ** (round(math.log2(max(length_s, NANO)) * LENGTH_STEPS) / LENGTH_STEPS))
 
 
 def hold_up(
@@ -143,7 +219,7 @@ class PauseLog:
     def _news(self, arrival: Arrival) -> Iterator[SeenPause]:
         token = arrival.identity.token
         told = self._told.pop(token, None)
-        is_first = told is None
+        is_from_before = told is None and not arrival.is_from_the_beginning
         if told is None:
             told = _Told(arrival.identity, [0] * len(arrival.rings))
         # A process may take on a role later; and whoever was told of last is forgotten last.
@@ -155,8 +231,8 @@ class PauseLog:
             last = told.last[index]
             news = [each for each in ring.records if last < each.sequence < ring.following]
             if ring.following > last:
-                # What a process did before it was first seen is not lost: nobody was there to be told.
-                told.lost += 0 if is_first else ring.following - 1 - last - len(news)
+                # What a process did before we first looked is not lost: nobody was there to be told.
+                told.lost += 0 if is_from_before else ring.following - 1 - last - len(news)
                 told.last[index] = ring.following - 1
             latest_s = self._clock() + FUTURE_S
             for record in news:

@@ -182,9 +182,9 @@ class WindowFields(BodyFields):
     @property
     def limits(self) -> Limits:
         """What a clean window stays within."""
-        return Limits(
-            self.max_pause_ms, self.max_stall_ms, self.max_stall_share, self.max_growth_bytes
-        )
+        # Of pauses without a record more may be lost than the window is long.
+        share = self.max_stall_share if self.max_stall_share < 1 else None
+        return Limits(self.max_pause_ms, self.max_stall_ms, share, self.max_growth_bytes)
 
 
 class ClosingFields(BodyFields):

@@ -23,7 +23,7 @@ MAXIMUM_PAGES = 4096
 # All processes of one machine share the monotonic clock, so a jump of the wall clock moves no pause; one whose
 # clocks lie further apart than this runs elsewhere, or in a time namespace of its own.
 SAME_CLOCK_NS = 1_000_000_000
-# How many records of each process are taken over from the time before we saw it.
+# How many records of each process are taken over from the time before we first looked.
 FIRST_FULL, FIRST_YOUNG = 256, 64
 # New records in one reading from which on it has to be read more often.
 FILLING_RECORDS = RING_RECORDS // 10
@@ -37,11 +37,14 @@ class PageReading:
     report: Report
     alive: bool
     unchanged_s: float
-    # For how long we have seen a full collection run, and when it began by its own word, on our clock.
+    # For how long a full collection has run, or has been seen to where its clock is not ours; and when it began by
+    # its own word, on our clock.
     collecting_s: float | None
     collecting_start_s: float | None
     # Whether the numbers were written after the description; right after a change they may be older.
     settled: bool
+    # When a young collection began that runs for longer than from one publication to the next, on our clock.
+    young_start_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class _Memory:
     collecting_seen: float
     generation: int
     generation_heartbeat: int | None
+    running_since: int = 0
+    running_heartbeat: int | None = None
     # How far its records have been read, and whether its monotonic clock is known to be ours.
     told: tuple[int, int] = (0, 0)
     has_our_clock: bool = False
@@ -92,6 +97,7 @@ class Sight:
         self.log = PauseLog(clock)
         self._clock = clock
         self._memories: dict[str, _Memory] = {}
+        self._has_looked = False
         self._reading: asyncio.Task[Snapshot] | None = None
 
     async def look(self, maximum_age_s: float = 0.0) -> Snapshot:
@@ -132,7 +138,6 @@ class Sight:
         try:
             names = list_pages(self.run_dir, MAXIMUM_PAGES)
         except OSError as error:
-            self._memories = {}
             return Snapshot(now, directory=_directory_obstacle(self.run_dir, error))
         pages: list[PageReading] = []
         arrivals: dict[str, Arrival] = {}
@@ -146,9 +151,12 @@ class Sight:
             except FileNotFoundError:
                 continue  # removed since the directory was listed
             except (PageError, ReportError, OSError) as error:
+                if name in self._memories:
+                    memories[name] = self._memories[name]  # it may be readable in a moment
                 code, detail = _page_fault(error)
                 unreadable.append(UnreadablePage(name, _key_of(name), code, detail))
         self._memories = memories
+        self._has_looked = True
         return Snapshot(
             now,
             tuple(pages),
@@ -161,7 +169,10 @@ class Sight:
     def _read_one(self, name: str, now: float) -> tuple[PageReading, Arrival, _Memory]:
         assert self.run_dir is not None
         known = self._memories.get(name)
-        content = read_page(self.run_dir, name, after=known.told if known else self._newest(name))
+        # A page that appears while we look is read from its beginning.
+        is_new = known is None and self._has_looked
+        after = known.told if known else (0, 0) if is_new else self._newest(name)
+        content = read_page(self.run_dir, name, after)
         if known and known.report and content.description is known.description:
             # Most of the time only numbers have changed, and those a page has been checked for.
             report = replace(
@@ -185,8 +196,11 @@ class Sight:
                 RingNews(_full_following(report), content.full_pauses),
                 RingNews(_young_following(report), content.young_pauses),
             ),
+            is_from_the_beginning=is_new,
         )
         is_collecting = report.collecting_since and content.alive
+        # One that ended right after a publication stands on the page until the next.
+        running_since = report.number("running_since_ns") if content.alive else 0
         memory = _Memory(
             heartbeat=heartbeat,
             heartbeat_since=known.heartbeat_since if heartbeat == known.heartbeat else now,
@@ -198,20 +212,32 @@ class Sight:
             generation_heartbeat=(
                 known.generation_heartbeat if generation == known.generation else heartbeat
             ),
+            running_since=running_since,
+            running_heartbeat=(
+                known.running_heartbeat if running_since == known.running_since else heartbeat
+            ),
             told=(arrival.rings[0].following - 1, arrival.rings[1].following - 1),
             has_our_clock=has_our_clock,
             description=content.description,
             report=report,
         )
+        start_s = (report.collecting_since + arrival.shift_ns) * NANO
         reading = PageReading(
             name=name,
             report=report,
             alive=content.alive,
             unchanged_s=now - memory.heartbeat_since,
             # A process that died in a collection collects no more.
-            collecting_s=now - memory.collecting_seen if is_collecting else None,
-            collecting_start_s=(
-                (report.collecting_since + arrival.shift_ns) * NANO if is_collecting else None
+            collecting_s=(
+                max(now - memory.collecting_seen, now - start_s if has_our_clock else 0.0)
+                if is_collecting
+                else None
+            ),
+            collecting_start_s=start_s if is_collecting else None,
+            young_start_s=(
+                (running_since + arrival.shift_ns) * NANO
+                if running_since and not is_collecting and heartbeat != memory.running_heartbeat
+                else None
             ),
             settled=heartbeat != memory.generation_heartbeat,
         )

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 
 from gc_sidecar.server.desired import Desired
 from gc_sidecar.server.latency import (
-    LENGTHS_S,
     Latencies,
     LatencyVerdict,
     latency_verdict,
     stalled_between,
 )
 from gc_sidecar.server.operations import Operation
-from gc_sidecar.server.pauses import NANO, IntervalUnion, SeenPause, hold_up
+from gc_sidecar.server.pauses import NANO, IntervalUnion, SeenPause, Stretches, hold_up
 from gc_sidecar.server.reports import Identity, Key, Reason
 from gc_sidecar.server.roster import Roster, Row
 from gc_sidecar.server.sight import PageReading
@@ -125,20 +124,28 @@ class Verdict:
         return sum(each.lost for process in self.processes for each in process.generations)
 
 
-def new_late_pauses() -> dict[float, IntervalUnion]:
-    """For each length, nothing yet."""
-    return {length_s: IntervalUnion() for length_s in LENGTHS_S}
+class HeldUp:
+    """How long pauses held up each lockstep group, `by_rank`, and in which stretches (None: of any group), which
+    `latency` holds against late tokens."""
 
+    def __init__(self) -> None:
+        self.by_rank: dict[int, IntervalUnion] = {}
+        self.stretches: dict[int | None, Stretches] = {}
 
-def make_late(
-    late_pauses: Mapping[float, IntervalUnion], pause: SeenPause, since_s: float, until_s: float
-) -> None:
-    """Count the part of a pause between two moments that may have made tokens late."""
-    if pause.who.is_in_lockstep:
-        for length_s, union in late_pauses.items():
-            if pause.duration_s < length_s:
-                break
-            union.add(max(pause.start_s, since_s), min(pause.end_s, until_s))
+    def copy(self) -> HeldUp:
+        """Another one that has counted the same."""
+        other = HeldUp()
+        other.by_rank = {dp_rank: union.copy() for dp_rank, union in self.by_rank.items()}
+        other.stretches = {dp_rank: each.copy() for dp_rank, each in self.stretches.items()}
+        return other
+
+    def add(self, pause: SeenPause, since_s: float, until_s: float) -> None:
+        """Count the part of a pause between two moments."""
+        hold_up(self.by_rank, pause, since_s, until_s)
+        if pause.who.is_in_lockstep:
+            for dp_rank in (pause.who.dp_rank, None):
+                stretches = self.stretches.setdefault(dp_rank, Stretches())
+                stretches.add(max(pause.start_s, since_s), min(pause.end_s, until_s))
 
 
 @dataclass
@@ -158,10 +165,10 @@ class Window:
     opened_s: float = field(default_factory=time.monotonic)
     closed_s: float | None = None
     verdict: Verdict | None = None
+    # Of the processes whose records came, by token.
     sums: dict[str, tuple[Sums, ...]] = field(default_factory=dict)
-    stalls: dict[int, IntervalUnion] = field(default_factory=dict)
-    # Of pauses in any rank that are at least so long: what `latency` holds against late tokens.
-    late_pauses: dict[float, IntervalUnion] = field(default_factory=new_late_pauses)
+    identities: dict[str, Identity] = field(default_factory=dict)
+    held_up: HeldUp = field(default_factory=HeldUp)
     longest: list[tuple[float, int, SeenPause]] = field(default_factory=list)
     seen: int = 0
 
@@ -174,20 +181,25 @@ class Window:
         """How long it is, or has been so far."""
         return (time.monotonic() if self.closed_s is None else self.closed_s) - self.opened_s
 
+    @property
+    def until_s(self) -> float:
+        """When it ends, so far."""
+        return math.inf if self.closed_s is None else self.closed_s
+
     def add(self, pause: SeenPause) -> None:
         """Take in a pause that a page has told of."""
+        assert pause.gc_generation is not None, "a record tells it"
+        self.identities[pause.who.token] = pause.who
         sums = self.sums.setdefault(pause.who.token, no_sums())
         of_generation = sums[pause.gc_generation]
-        closed_s = math.inf if self.closed_s is None else self.closed_s
-        if pause.end_s <= self.opened_s or pause.start_s >= closed_s:
+        if pause.end_s <= self.opened_s or pause.start_s >= self.until_s:
             of_generation.beside += 1
             of_generation.beside_s += pause.duration_s
             return
         of_generation.within += 1
         of_generation.within_s += pause.duration_s
         of_generation.longest_s = max(of_generation.longest_s, pause.duration_s)
-        hold_up(self.stalls, pause, self.opened_s, closed_s)
-        make_late(self.late_pauses, pause, self.opened_s, closed_s)
+        self.held_up.add(pause, self.opened_s, self.until_s)
         self.seen += 1
         # A heap with the shortest first; `seen` so that no two pauses are ever compared.
         longest = (pause.duration_s, self.seen, pause)
@@ -199,8 +211,9 @@ class Window:
     def settle(self, verdict: Verdict) -> None:
         """It is judged: what was needed for that is let go of."""
         self.verdict = verdict
-        self.sums, self.stalls, self.late_pauses, self.longest = {}, {}, {}, []
-        self.pages, self.latencies = {}, {}
+        self.sums, self.identities, self.held_up, self.longest = {}, {}, HeldUp(), []
+        self.pages, self.holders, self.latencies = {}, {}, {}
+        self.known_operations = frozenset()
 
 
 @dataclass(frozen=True)
@@ -222,20 +235,30 @@ def judge(window: Window, evidence: Evidence) -> Verdict:
     running = [
         pause
         for page in ends.values()
-        if (pause := _running(page)) is not None
-        and (window.closed_s is None or pause.start_s < window.closed_s)
+        if (pause := _running(page)) is not None and pause.start_s < window.until_s
     ]
     collecting = {pause.who.token for pause in running}
     unread = evidence.unread - collecting
-    stalls, late_pauses = _held_up(window, running)
+    # What still runs is not counted for good, for it will come as a record.
+    held_up = window.held_up.copy()
+    for pause in running:
+        held_up.add(pause, window.opened_s, window.until_s)
+    identities = window.identities | {
+        token: page.report.identity for token, page in {**window.pages, **ends}.items()
+    }
     processes = tuple(
         _process_verdict(
-            window, token, window.pages.get(token), ends.get(token), unread | collecting
+            window,
+            identities[token],
+            window.pages.get(token),
+            ends.get(token),
+            unread | collecting,
         )
-        for token in sorted({*window.pages, *ends}, key=lambda each: _place(window, ends, each))
-        # Whoever was dead before it began has no part in it.
-        if token in window.pages or ends[token].alive
+        for token in sorted(identities, key=lambda each: _place(identities[each]))
+        if _has_part(window, token, ends)
     )
+    stalls = {who.dp_rank: 0.0 for process in processes if (who := process.identity).is_in_lockstep}
+    stalls |= {dp_rank: union.total_s for dp_rank, union in held_up.by_rank.items()}
     listed = [pause for _, _, pause in window.longest]
     changes = tuple(each for each in evidence.operations if _is_of_note(each, window))
     reasons = [
@@ -251,7 +274,8 @@ def judge(window: Window, evidence: Evidence) -> Verdict:
         latency = LatencyVerdict("not known before it is closed")
     else:
         stalled = stalled_between(window.latencies, evidence.latencies)
-        latency = latency_verdict(stalled, late_pauses, window.duration_s())
+        pauses = {dp_rank: each.counts() for dp_rank, each in held_up.stretches.items()}
+        latency = latency_verdict(stalled, pauses, window.duration_s())
     return Verdict(
         reasons=tuple(dict.fromkeys(reasons)),
         processes=processes,
@@ -266,35 +290,28 @@ def judge(window: Window, evidence: Evidence) -> Verdict:
 
 
 def _running(page: PageReading) -> SeenPause | None:
-    """The full collection that runs in a process right now, as far as it has come."""
-    if page.collecting_start_s is None:
-        return None
-    length_s = max(0.0, time.monotonic() - page.collecting_start_s)
-    return SeenPause(page.report.identity, page.collecting_start_s, length_s, 2, "running", 0)
+    """The collection that runs in a process right now, as far as it has come."""
+    now = time.monotonic()
+    if page.collecting_start_s is not None:
+        length_s = max(0.0, now - page.collecting_start_s)
+        return SeenPause(page.report.identity, page.collecting_start_s, length_s, 2, "running", 0)
+    if page.young_start_s is not None:
+        # As of the last publication: it may have ended since.
+        length_s = max(0.0, now - page.unchanged_s - page.young_start_s)
+        return SeenPause(page.report.identity, page.young_start_s, length_s, None, "running", 0)
+    return None
 
 
-def _held_up(
-    window: Window, running: Iterable[SeenPause]
-) -> tuple[dict[int, float], dict[float, float]]:
-    """How long each lockstep group was held up, and by pauses of which length, with what still runs: that is not
-    counted for good, for it will come as a record."""
-    stalls = {dp_rank: union.copy() for dp_rank, union in window.stalls.items()}
-    late_pauses = {length_s: union.copy() for length_s, union in window.late_pauses.items()}
-    closed_s = math.inf if window.closed_s is None else window.closed_s
-    for pause in running:
-        hold_up(stalls, pause, window.opened_s, closed_s)
-        make_late(late_pauses, pause, window.opened_s, closed_s)
-    return (
-        {dp_rank: union.total_s for dp_rank, union in stalls.items()},
-        {length_s: union.total_s for length_s, union in late_pauses.items()},
-    )
+def _has_part(window: Window, token: str, ends: Mapping[str, PageReading]) -> bool:
+    """Whether a process has part in a window: it was there at the opening, or is at the end, or its records say
+    so. One that was dead before has none."""
+    if token in window.pages or (token in ends and ends[token].alive):
+        return True
+    return any(each.within for each in window.sums.get(token, ()))
 
 
-def _place(
-    window: Window, ends: Mapping[str, PageReading], token: str
-) -> tuple[int, int, int, float]:
+def _place(identity: Identity) -> tuple[int, int, int, float]:
     """In the order of the status: by role, ranks, and who was there first."""
-    identity = (ends.get(token) or window.pages[token]).report.identity
     role = ROLES.index(identity.roles[0])
     return role, identity.dp_rank, identity.rank, identity.started_at
 
@@ -306,29 +323,34 @@ def _is_of_note(operation: Operation, window: Window) -> bool:
     if not (operation.lines or operation.is_running):
         return False
     kind = operation.change.kind
-    if kind in POLICY_KINDS:
-        return operation.generation != window.desired.generation
-    return kind == "maintain"
+    if kind not in POLICY_KINDS:
+        return kind == "maintain"
+    generation = window.desired.generation
+    if operation.generation != generation:
+        return True
+    # It ran at the opening: a change that had not reached every process yet, or a renewal, which changes none.
+    return operation.requested_at < window.opened_at and any(
+        page.report.state.generation < generation for page in window.pages.values()
+    )
 
 
 def _process_verdict(
     window: Window,
-    token: str,
+    identity: Identity,
     before: PageReading | None,
     after: PageReading | None,
     unread: frozenset[str],
 ) -> ProcessVerdict:
-    # A process that was not there at first counts from 0, one that is gone as far as it was seen.
+    # A process that was not there at first counts from 0, one that is gone as far as it was seen: where even its
+    # page is gone, as far as its records came.
     last = after or before
-    assert last is not None
-    sums = window.sums.get(token, no_sums())
+    sums = window.sums.get(identity.token, no_sums())
     generations = []
     for generation in GENERATIONS:
-        count = last.report.number(f"gen{generation}_count")
-        total_s = last.report.number(f"gen{generation}_total_ns") * NANO
+        count, total_s = _counted(last, generation)
         if before is not None:
-            count -= before.report.number(f"gen{generation}_count")
-            total_s -= before.report.number(f"gen{generation}_total_ns") * NANO
+            count_before, total_before_s = _counted(before, generation)
+            count, total_s = count - count_before, total_s - total_before_s
         each = sums[generation]
         count = max(count - each.beside, each.within)
         total_s = max(total_s - each.beside_s, each.within_s)
@@ -336,11 +358,21 @@ def _process_verdict(
         lost_s = total_s - each.within_s if lost else 0.0
         generations.append(GenerationVerdict(count, total_s, each.longest_s, lost, lost_s))
     return ProcessVerdict(
-        identity=last.report.identity,
+        identity=identity,
         generations=tuple(generations),
         growth_bytes=_difference(before, after, "anonymous_bytes"),
         device_growth_bytes=_difference(before, after, "device_allocated_bytes"),
-        is_read_to_the_end=after is not None and after.alive and token not in unread,
+        is_read_to_the_end=after is not None and after.alive and identity.token not in unread,
+    )
+
+
+def _counted(page: PageReading | None, generation: int) -> tuple[int, float]:
+    """Number and length in seconds of all collections of a GC generation, by the process's own counters."""
+    if page is None:
+        return 0, 0.0
+    return (
+        page.report.number(f"gen{generation}_count"),
+        page.report.number(f"gen{generation}_total_ns") * NANO,
     )
 
 
@@ -354,7 +386,12 @@ def _seen_enough(window: Window, rows: tuple[Row, ...], unread: frozenset[str]) 
     """What keeps the sidecar from knowing what happened in every process of the engine."""
     reasons: list[Reason] = []
     if not window.holders and not any(row.is_live for row in rows):
-        return [Reason("no_process", "no living process of an engine was seen")]
+        return [
+            Reason(
+                "no_process",
+                "no process of an engine lived when it was opened, and none when it was closed",
+            )
+        ]
     for row in rows:
         before = window.holders.get(row.key)
         if before is None and row.is_live:
@@ -405,18 +442,15 @@ def _changed(
         reasons.append(Reason("policy_changed", detail))
     for token, before in window.pages.items():
         after = ends.get(token)
-        if (
-            "maintained" not in told
-            and after
-            and after.report.number("maintains") > before.report.number("maintains")
+        if after is None:
+            continue
+        key = before.report.identity.keys[0]
+        if "maintained" not in told and after.report.number("maintains") > before.report.number(
+            "maintains"
         ):
-            detail = f"{before.report.identity.keys[0]} collected for maintenance in it"
-            reasons.append(Reason("maintained", detail))
-    for token, before in window.pages.items():
-        after = ends.get(token)
-        for name, count in (after.report.state.exits if after else {}).items():
+            reasons.append(Reason("maintained", f"{key} collected for maintenance in it"))
+        for name, count in after.report.state.exits.items():
             if name != "restored" and count > before.report.state.exits.get(name, 0):
-                key = before.report.identity.keys[0]
                 reasons.append(Reason("policy_ended", f"{key} left the policy: {name}"))
     return reasons
 
@@ -429,9 +463,17 @@ def _over_limits(
     reasons = []
     for process in processes:
         key = process.identity.keys[0]
-        unfinished_s = [p.duration_s for p in running if p.who.token == process.identity.token]
+        unfinished = [pause for pause in running if pause.who.token == process.identity.token]
+        for pause in unfinished:
+            if pause.gc_generation is None and 1000 * pause.duration_s > limits.max_pause_ms:
+                detail = (
+                    f"{key}: a young collection that still runs, of {1000 * pause.duration_s:.1f} ms so"
+                    f" far, the limit is {limits.max_pause_ms:g}"
+                )
+                reasons.append(Reason("pause_over_limit", detail))
         for generation, each in zip(GENERATIONS, process.generations, strict=True):
-            longest_ms = 1000 * max([each.longest_s, *(unfinished_s if generation == 2 else ())])
+            of_it = [pause.duration_s for pause in unfinished if pause.gc_generation == generation]
+            longest_ms = 1000 * max([each.longest_s, *of_it])
             if longest_ms > limits.max_pause_ms:
                 detail = (
                     f"{key}: a gen{generation} collection of {longest_ms:.1f} ms, the limit is"

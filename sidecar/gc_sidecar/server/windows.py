@@ -61,6 +61,8 @@ class Windows:
         async with self._opening:
             known = self._windows.get(window_id)
             if known is not None:
+                if known.closed_s is not None:
+                    raise Problem("window_id_reused", f"window {window_id} has been closed")
                 if (known.name, known.limits) != (name, limits):
                     raise Problem(
                         "window_id_reused",
@@ -127,7 +129,8 @@ class Windows:
 
     async def judge_now(self, window: Window) -> Verdict:
         """The verdict as it would be if the window were closed now."""
-        evidence = await self._evidence()
+        if window.verdict is None:
+            evidence = await self._evidence()
         return window.verdict or judge(window, evidence)
 
     async def _evidence(
@@ -147,11 +150,10 @@ class Windows:
         return await self._knowledge.engines.latencies()
 
     async def _read_to_the_end(self) -> frozenset[str]:
-        """Read pages until each has been published anew from now on; tokens of those that were not in time.
-
-        One that is in the middle of a collection publishes nothing until it is through, and its page says so.
-        """
-        deadline = time.monotonic() + self._timing.window_close_s
+        """Read pages until each has been published anew from now on, and no full collection runs that has begun;
+        tokens of those that were not in time."""
+        asked_s = time.monotonic()
+        deadline = asked_s + self._timing.window_close_s
         await self._watch.look(0.0)
         # A publication may have begun before now: the one after it has not.
         awaited = {
@@ -168,7 +170,11 @@ class Windows:
                 and pages[token].alive
                 and pages[token].report.number("heartbeat") < heartbeat
             )
-            if not unread or time.monotonic() >= deadline:
+            is_collecting = any(
+                page.collecting_start_s is not None and page.collecting_start_s < asked_s
+                for page in pages.values()
+            )
+            if not (unread or is_collecting) or time.monotonic() >= deadline:
                 return unread
             await asyncio.sleep(self._timing.proof_poll_s)
             await self._watch.look(0.0)

@@ -17,7 +17,8 @@ from gc_sidecar_agent.commands.output import (
 )
 from gc_sidecar_agent.commands.pauses import pause_table
 
-COLUMNS = ("ROLE", "DP", "RANK", "PID", "FULL GCS", "FULL TIME", "LONGEST", "YOUNG GCS", "GROWTH")
+# A TIME is of the collections that are counted before it; the longest is of any generation. 80 columns hold it.
+COLUMNS = ("ROLE", "DP", "RANK", "PID", "FULL", "TIME", "YOUNG", "TIME", "LONGEST", "GROWTH")
 LIST_COLUMNS = ("ID", "STATE", "VERDICT", "NAME", "OPENED", "LENGTH")
 SHOWN_PAUSES = 10
 
@@ -48,12 +49,14 @@ def show_window(document: dict[str, Any]) -> str:
     ]
     latency = verdict.get("latency") or {}
     if latency.get("says"):
+        # What it says of GC is said of late tokens alone, so they come first.
         about = ""
         if latency.get("stalled_s") is not None:
-            about = f": tokens were late by about {seconds(latency['stalled_s'])} in all"
-        if latency.get("explained") is not None:
-            about += f", of which GC explains {100 * latency['explained']:.0f} %"
-        lines.append(f"latency {word(latency['says'])}{about}")
+            about = f"late by about {seconds(latency['stalled_s'])} in all"
+            if latency.get("explained") is not None:
+                about += f", of which GC explains {100 * latency['explained']:.0f} %"
+            about += ": "
+        lines.append(f"tokens  {about}{word(latency['says'])}")
     if verdict.get("lost_records"):
         lines.append(
             f"lost    of {count(verdict['lost_records'])} pauses no record came (counts and times"
@@ -111,16 +114,23 @@ def _percent(share: Any) -> str:
 
 def _row(process: dict[str, Any]) -> list[str]:
     pauses = process.get("pauses") or {}
-    full = pauses.get("gen2") or {}
-    young = [(pauses.get(name) or {}).get("count") for name in ("gen0", "gen1")]
+    generations = [pauses.get(name) or {} for name in ("gen0", "gen1", "gen2")]
+    longest = [each["max_s"] for each in generations if each.get("count") and each.get("max_s")]
     return [
         role(process),
         word(process.get("dp_rank")),
         word(process.get("rank")),
         word(process.get("pid")),
-        count(full.get("count")),
-        seconds(full.get("total_s")) if full.get("count") else UNKNOWN,
-        seconds(full.get("max_s")) if full.get("count") else UNKNOWN,
-        count(sum(young)) if None not in young else UNKNOWN,
+        *_count_and_time(generations[2:]),
+        *_count_and_time(generations[:2]),
+        seconds(max(longest, default=None)),
         change(process.get("growth_bytes")),
     ]
+
+
+def _count_and_time(generations: list[dict[str, Any]]) -> list[str]:
+    counts = [each["count"] for each in generations if each.get("count") is not None]
+    times = [each["total_s"] for each in generations if each.get("total_s") is not None]
+    if len(counts) < len(generations) or len(times) < len(generations):
+        return [UNKNOWN, UNKNOWN]
+    return [count(sum(counts)), seconds(sum(times)) if sum(counts) else UNKNOWN]

@@ -9,6 +9,7 @@ from it, so it starts at once and with a small heap.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -57,15 +58,15 @@ class Nursery:
     def run(self, name: str, arguments: dict[str, Any]) -> tuple[str | None, str]:
         """How a test failed, if it did, and what it printed."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         with tempfile.NamedTemporaryFile("r", errors="replace") as output:
             order = {"test": name, "arguments": arguments, "output": output.name}
-            self.process.stdin.write(json.dumps(order, default=str) + "\n")
-            self.process.stdin.flush()
-            pid = json.loads(self.process.stdout.readline())
+            with contextlib.suppress(BrokenPipeError):  # `_hear_from` says why
+                self.process.stdin.write(json.dumps(order, default=str) + "\n")
+                self.process.stdin.flush()
+            pid = _hear_from(self.process)
             late = threading.Timer(DEADLINE_S, os.kill, (pid, signal.SIGKILL))
             late.start()
-            status = json.loads(self.process.stdout.readline())
+            status = _hear_from(self.process)
             ended = late.finished.is_set()
             late.cancel()
             printed = output.read()
@@ -173,10 +174,7 @@ class Child:
 
     def hear(self) -> Any:
         """What it says next."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the child ended with status {self.process.wait()} instead of answering"
-        return json.loads(line)
+        return _hear_from(self.process)
 
     def tell(self, value: Any = None) -> None:
         """Something for its `hear`."""
@@ -188,6 +186,13 @@ class Child:
         """Tell, and hear the answer."""
         self.tell(value)
         return self.hear()
+
+
+def _hear_from(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the child ended with status {process.wait()} instead of answering"
+    return json.loads(line)
 
 
 def say(value: Any) -> None:

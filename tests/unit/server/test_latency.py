@@ -5,17 +5,20 @@ from __future__ import annotations
 import bisect
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import pytest
 
 from gc_sidecar.server.latency import (
     Latencies,
+    LatencyVerdict,
     Stalled,
     latency_verdict,
     read_latencies,
     stalled_between,
 )
+from gc_sidecar.server.pauses import Stretch
 
 # vLLM's own.
 BOUNDS = (
@@ -206,57 +209,104 @@ def test_what_is_no_exposition_is_an_error_of_one_kind(text: str) -> None:
 # --- what is said of it ---
 
 
-# The longest of the lengths at which pauses are summed up that still make a token of 0.02 s late.
-LATE_S = 0.02
+STEP_S = 0.006
 
 
+def verdict_on(
+    gaps: Mapping[int, Iterable[float]], steps: int, pauses: Mapping[int | None, list[float]]
+) -> LatencyVerdict:
+    """The verdict where the tokens of each rank came after `gaps`, in so many steps, and pauses were so long."""
+    before = read_latencies(exposition({rank: () for rank in gaps}, dict.fromkeys(gaps, 0)))
+    after = read_latencies(exposition(gaps, dict.fromkeys(gaps, steps)))
+    stretches = {
+        rank: Counter(Stretch(each, each) for each in lengths) for rank, lengths in pauses.items()
+    }
+    return latency_verdict(stalled_between(before, after), stretches, duration_s=10.0)
+
+
+def run(requests: int, tokens: int, *late: float) -> list[float]:
+    """The gaps of so many requests at a time: each waits for each of `late`."""
+    return [STEP_S] * (requests * tokens) + list(late) * requests
+
+
+# What was done to a real engine, and what must be said: how many requests ran was not the same all the time.
 @pytest.mark.parametrize(
-    ("stalled_s", "gc_s", "says", "explained"),
+    ("gaps", "steps", "pause_s", "says"),
     [
-        (2.0, 0.0, "not the server's GC", 0.0),
-        (2.0, 0.39, "not the server's GC", 0.195),
-        (2.0, 0.4, "partly the server's GC", 0.2),
-        (2.0, 0.99, "partly the server's GC", 0.495),
-        (2.0, 1.0, "mostly the server's GC", 0.5),
-        (2.0, 4.0, "mostly the server's GC", 1.0),
-        # While nobody waited, or nobody any more: a token that never came is in no histogram.
-        (2.0, 9.0, "unknown: GC paused for longer than tokens were late", None),
-        (0.0, 9.0, "unknown: GC paused for longer than tokens were late", None),
-        (0.019, 0.019, "tokens came evenly", None),
-        (0.059, 0.0, "tokens came evenly", None),
-        (0.061, 0.0, "not the server's GC", 0.0),
+        (run(20, 200, 0.578), 201, [0.57], "mostly the server's GC"),
+        (run(20, 200, 0.578), 201, [], "not the server's GC"),
+        # Most tokens were made while few ran, and many waited; or the other way round.
+        (run(1, 500) + run(20, 60, 0.411), 561, [0.403], "perhaps the server's GC"),
+        (run(20, 200) + run(1, 150, 0.411), 351, [0.405], "mostly the server's GC"),
+        (run(20, 200) + run(1, 150, 0.404), 351, [], "not the server's GC"),
+        (run(20, 200) + run(1, 150, 0.407), 351, [0.04], "not the server's GC"),
+        # A pause that is longer than any late token was while nobody waited.
+        (run(4, 200, 0.49), 201, [0.604], "not the server's GC"),
+        (run(4, 200, 0.49), 201, [3.0], "unknown: GC paused for longer than tokens were late"),
+        (run(4, 200), 200, [3.0], "unknown: GC paused for longer than tokens were late"),
+        (run(4, 200), 200, [0.001] * 500, "tokens came evenly"),
+        # One of three stalls of the same length, and one of seven.
+        (run(4, 200, 0.45, 0.45, 0.45), 203, [0.45], "partly the server's GC"),
+        (run(4, 200, *[0.45] * 7), 207, [0.45], "perhaps the server's GC"),
+        # One that explains most of its gap, and none of a far longer one.
+        (run(4, 200, 0.5), 201, [0.3], "mostly the server's GC"),
+        (run(4, 200, 0.5, 4.0), 202, [0.45], "not the server's GC"),
     ],
 )
-def test_the_verdict_says_how_much_of_the_stalled_time_gc_explains(
-    stalled_s: float, gc_s: float, says: str, explained: float | None
+def test_the_verdict_says_what_the_lengths_of_late_tokens_and_of_pauses_allow(
+    gaps: list[float], steps: int, pause_s: list[float], says: str
 ) -> None:
-    stalled = {0: Stalled(stalled_s, 0.02, 500)}
-    verdict = latency_verdict(stalled, {LATE_S: gc_s}, duration_s=60.0)
-    assert verdict.says.startswith(says)
-    assert verdict.explained == (None if explained is None else pytest.approx(explained))
-    assert (verdict.stalled_s, verdict.gc_s, verdict.tokens) == (stalled_s, gc_s, 500)
+    verdict = verdict_on({0: gaps}, steps, {0: pause_s, None: pause_s})
+    assert verdict.says.startswith(says), verdict
+    known = says.startswith(("mostly", "partly", "not"))
+    assert (verdict.explained is not None) == known
+    assert verdict.tokens == len(gaps)
 
 
 @pytest.mark.parametrize(
-    ("typical_s", "gc_s"), [(0.001, 9.0), (0.005, 9.0), (0.01, 4.0), (0.02, 4.0), (0.2, 1.0)]
+    ("typical_s", "gc_s"), [(0.004, 9.5), (0.0125, 9.5), (0.03, 9.0), (0.1, 5.0)]
 )
 def test_pauses_too_short_to_make_a_token_late_explain_nothing(
     typical_s: float, gc_s: float
 ) -> None:
-    late_pauses = {0.01: 9.0, 0.02: 4.0, 0.05: 3.0, 0.1: 2.0, 0.2: 1.0, 0.5: 0.5}
-    verdict = latency_verdict({0: Stalled(5.0, typical_s, 500)}, late_pauses, duration_s=60.0)
-    assert verdict.gc_s == gc_s
+    pauses = {
+        None: {
+            Stretch(length_s, length_s): count
+            for length_s, count in ((0.001, 10_000), (0.05, 10), (0.1, 40), (5.0, 1))
+        }
+    }
+    verdict = latency_verdict({0: Stalled((), typical_s, 500)}, pauses, duration_s=60.0)
+    assert verdict.gc_s == pytest.approx(gc_s)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_ranks_that_wait_for_one_another_are_held_up_once(ranks: int) -> None:
-    stalled = {rank: Stalled(0.5, 0.02, 100) for rank in range(ranks)}
-    verdict = latency_verdict(stalled, {LATE_S: 0.5}, duration_s=60.0)
-    assert (verdict.says, verdict.explained) == ("mostly the server's GC", 1.0)
-    assert (verdict.stalled_s, verdict.tokens) == (0.5, 100 * ranks)
+    gaps = {rank: run(2, 100, 0.5) for rank in range(ranks)}
+    verdict = verdict_on(gaps, 101, {0: [0.45], None: [0.45]})
+    assert verdict.says == "mostly the server's GC"
+    assert verdict.stalled_s == pytest.approx(0.44, rel=0.1)
+    assert verdict.tokens == ranks * 202
+
+
+def test_many_short_pauses_in_a_row_make_tokens_late_like_a_long_one() -> None:
+    # In one of them no step comes in between, in the other one some do.
+    for gaps in (run(4, 100, 0.8), run(4, 100, *[0.09] * 9)):
+        before = read_latencies(exposition({0: ()}, {0: 0}))
+        after = read_latencies(exposition({0: gaps}, {0: len(gaps) // 4}))
+        stretches = {Stretch(0.81, 0.02): 1}
+        verdict = latency_verdict(
+            stalled_between(before, after), {0: stretches, None: stretches}, duration_s=10.0
+        )
+        assert verdict.says == "mostly the server's GC"
+
+
+def test_a_pause_of_another_rank_may_have_held_up_this_one_or_not() -> None:
+    gaps = {0: run(1, 100, 0.49), 1: run(1, 100)}
+    verdict = verdict_on(gaps, 101, {1: [0.5], None: [0.5]})
+    assert verdict.says.startswith("perhaps the server's GC")
 
 
 def test_without_latency_it_is_unknown_and_no_number_is_made_up() -> None:
-    verdict = latency_verdict({}, {LATE_S: 3.0}, duration_s=60.0)
+    verdict = latency_verdict({}, {None: {Stretch(3.0, 3.0): 1}}, duration_s=60.0)
     assert verdict.says.startswith("unknown")
     assert (verdict.stalled_s, verdict.gc_s, verdict.explained) == (None, None, None)

@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,14 @@ def test_a_role_that_a_process_takes_on_later_counts_from_then_on(log: PauseLog)
     assert log.stall_s(0) == 1.0
 
 
+def test_what_is_missing_of_one_that_was_watched_from_its_beginning_is_lost(log: PauseLog) -> None:
+    news = arrival(CORE, [record(3, STARTED_S)], young_next=11)
+    log.absorb([replace(news, is_from_the_beginning=True)])
+    assert log.lost("core") == 2 + 10
+    log.absorb([arrival(WORKERS[0], [record(3, STARTED_S)])])
+    assert log.lost(WORKERS[0].token) == 0, "it was there before"
+
+
 # --- stalls ---
 
 
@@ -295,6 +304,36 @@ def test_pauses_from_before_the_sidecar_are_shown_but_hold_up_nothing(log: Pause
     log.absorb([arrival(CORE, [record(1, STARTED_S - 5), record(2, STARTED_S + 1)])])
     assert len(everything(log)) == 2
     assert log.stall_s(0) == pytest.approx(0.1)
+
+
+def test_pauses_that_follow_closely_on_one_another_are_one_stretch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stretches = pauses.Stretches()
+    for n in random.Random(3).sample(range(100), 100):
+        stretches.add(50 + n * 0.004, 50 + n * 0.004 + 0.003)
+    stretches.add(60.0, 60.2)
+    stretches.add(60.1, 60.3)
+    stretches.add(70.0, 70.0)
+    # Many, but each is short and alone.
+    for n in range(100):
+        stretches.add(80 + n * 0.004, 80 + n * 0.004 + 0.001)
+
+    def assert_as_it_should_be(of: pauses.Stretches, count: int) -> None:
+        long = sorted((s.length_s, s.longest_s) for s in of.counts() if s.length_s > 0.01)
+        assert [each for each, _ in long] == pytest.approx([0.3, 0.399], rel=0.03)
+        assert [each for _, each in long] == pytest.approx([0.2, 0.003], rel=0.03)
+        assert of.counts().total() == count
+
+    assert_as_it_should_be(stretches, 102)
+    # Of very many, lengths alone are kept.
+    monkeypatch.setattr(pauses, "OPEN_INTERVALS", 10)
+    for n in range(1000):
+        stretches.add(90.0 + n, 90.001 + n)
+    assert_as_it_should_be(stretches, 1102)
+    other = stretches.copy()
+    stretches.add(5000, 5001)
+    assert_as_it_should_be(other, 1102)
 
 
 # --- clocks ---

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gc_sidecar.server.sight import Sight
+from gc_sidecar.server import sight as sight_module
+from gc_sidecar.server.sight import FIRST_YOUNG, PageReading, Sight
 from gc_sidecar_agent.page import PAGE_BYTES
 from tests.unit.server.conftest import FAST, Sidecar, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
@@ -332,15 +335,77 @@ async def test_with_a_broken_run_directory_rpc_still_controls(
     shutil.rmtree(missing, ignore_errors=True)
 
 
-def test_no_clock_of_another_process_is_subtracted(
+def until_collecting(run_dir: Path, since_ns: int = 5) -> PageReading:
+    """The page of the process that collects, read by somebody who sees it for the first time."""
+    while True:
+        for page in Sight(str(run_dir)).read().pages:
+            if page.report.collecting_since == since_ns:
+                return page
+
+
+def test_a_collection_has_run_since_it_began_or_where_clocks_differ_since_it_was_seen(
     start_engine: StartEngine, run_dir: Path
 ) -> None:
     engine = start_engine(workers=1)
-    engine.set_process("worker-0-0", collecting_since_ns=5)
+    engine.set_process("worker-0-0", collecting_since_ns=5, clock_ahead_ns=1 << 40)
+    until_collecting(run_dir)
     now = 1000.0
     sight = Sight(str(run_dir), clock=lambda: now)
-    while not any(page.collecting_s is not None for page in sight.read().pages):
-        pass
+    assert any(page.collecting_s == 0 for page in sight.read().pages)
     now += 7.0
     page = next(page for page in sight.read().pages if page.collecting_s is not None)
     assert page.collecting_s == 7.0
+
+    started_ns = time.monotonic_ns() - 30_000_000_000
+    engine.set_process("worker-0-0", collecting_since_ns=started_ns, clock_ahead_ns=0)
+    page = until_collecting(run_dir, since_ns=started_ns)
+    assert 30 <= (page.collecting_s or 0) < 90
+
+
+def test_a_reading_that_fails_once_forgets_nothing(
+    start_engine: StartEngine, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start_engine(workers=1)
+    engine.set_process("worker-0-0", collecting_since_ns=5, clock_ahead_ns=1 << 40)
+    until_collecting(run_dir)
+    now = 1000.0
+    sight = Sight(str(run_dir), clock=lambda: now)
+    assert any(page.collecting_s == 0 for page in sight.read().pages)
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    for name in ("list_pages", "read_page"):
+        with monkeypatch.context() as patch:
+            patch.setattr(sight_module, name, fail)
+            assert sight.read().pages == ()
+    now += 7.0
+    page = next(page for page in sight.read().pages if page.collecting_s is not None)
+    assert page.collecting_s == 7.0
+
+
+def test_of_those_that_were_there_the_newest_records_are_taken_over_and_of_new_ones_all(
+    start_engine: StartEngine, run_dir: Path
+) -> None:
+    engine = start_engine(workers=1)
+    count = 2 * FIRST_YOUNG
+
+    def young(sight: Sight) -> int:
+        """How many records of young collections of the worker that lives have come, in all."""
+        seen = 0
+        while True:
+            snapshot = sight.read()
+            living = {page.report.identity.token for page in snapshot.pages if page.alive}
+            for each in snapshot.arrivals:
+                if each.identity.roles[0] == "worker" and each.identity.token in living:
+                    seen += len(each.rings[1].records)
+                    if each.rings[1].following > count:
+                        return seen
+
+    sight = Sight(str(run_dir))
+    engine.collect("worker-0-0", 1e-6, gc_generation=0, times=count)
+    assert young(Sight(str(run_dir))) >= count  # they are on the page
+    assert young(sight) == FIRST_YOUNG
+    engine.restart("worker-0-0")
+    engine.collect("worker-0-0", 1e-6, gc_generation=0, times=count)
+    assert young(sight) == count

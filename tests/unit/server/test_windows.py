@@ -72,14 +72,14 @@ def test_a_pause_that_reaches_into_a_window_counts_and_stalls_for_the_part_withi
     assert (sums.within, sums.beside) == (int(within), int(not within))
     assert sums.within_s + sums.beside_s == end_s - start_s
     assert sums.longest_s == (end_s - start_s if within else 0)
-    assert sum(union.total_s for union in measured.stalls.values()) == stall_s
+    assert sum(union.total_s for union in measured.held_up.by_rank.values()) == stall_s
 
 
 def test_the_stall_of_a_group_is_no_sum_and_an_api_server_has_none() -> None:
     measured = window(100)
     for each in (pause(101, 103), pause(102, 104, OTHER), pause(101, 109, API)):
         measured.add(each)
-    assert {rank: union.total_s for rank, union in measured.stalls.items()} == {0: 3}
+    assert {rank: union.total_s for rank, union in measured.held_up.by_rank.items()} == {0: 3}
 
 
 def test_of_very_many_pauses_the_longest_are_kept_one_by_one() -> None:
@@ -404,6 +404,39 @@ async def test_a_process_that_restarted_in_it_is_named_and_its_successor_counts_
     assert [p["read_to_the_end"] for p in both] == [False, True]
 
 
+async def test_a_change_that_had_not_reached_every_process_at_the_opening_is_named(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine, sidecar = await start(start_engine, start_sidecar)
+    engine.set_process("worker-0-1", slow_s=0.5)
+    change = asyncio.create_task(sidecar.client.post("/gc/freeze?operation_id=late"))
+    await sidecar.until(lambda status: status["operation"] is not None)
+    await opened(sidecar)
+    assert (await change).status_code == 200
+    verdict = await closed(sidecar)
+    assert verdict["policy"] == {"at_opening": "freeze", "at_closing": "freeze"}
+    assert details(verdict, "policy_changed") == ["operation late by anonymous was a freeze"]
+
+
+async def test_a_process_that_came_and_went_in_it_is_held_against_the_limits(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine, sidecar = await start(start_engine, start_sidecar)
+    await opened(sidecar)
+    engine.restart("worker-0-1")
+    engine.collect("worker-0-1", 0.2)
+    await sidecar.until_recorded(1)
+    engine.restart("worker-0-1")
+    await sidecar.until(lambda s: {p["state"] for p in s["processes"]} == {"applied"})
+    await asyncio.sleep(0.2)
+    verdict = await closed(sidecar)
+    assert "worker dp0 rank 1: a gen2 collection of 200.0 ms, the limit is 50" in details(
+        verdict, "pause_over_limit"
+    )
+    there = [p for p in verdict["processes"] if (p["role"], p["rank"]) == ("worker", 1)]
+    assert len(there) == 3, "the one before, this one, and the one after it"
+
+
 async def test_a_whole_engine_that_restarts_in_it(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
@@ -660,6 +693,26 @@ async def test_one_that_ends_while_the_window_is_closed_counts_with_its_real_len
     assert [each["trigger"] for each in verdict["pauses"]] == ["auto"]
 
 
+async def test_a_young_collection_that_still_runs_at_the_closing_counts_as_far_as_it_has_come(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine, sidecar = await start(start_engine, start_sidecar)
+    await opened(sidecar)
+    running_ns = time.monotonic_ns() - 300_000_000
+    # On one publication only: it has ended since.
+    engine.set_process("worker-0-0", numbers={"running_since_ns": running_ns}, still=True)
+    await asyncio.sleep(0.1)
+    engine.set_process("worker-0-0", numbers={"running_since_ns": 0}, still=False)
+    engine.set_process("worker-0-1", numbers={"running_since_ns": running_ns})
+    await asyncio.sleep(0.2)
+    verdict = await closed(sidecar)
+    (detail,) = details(verdict, "pause_over_limit")
+    assert detail.startswith("worker dp0 rank 1: a young collection that still runs, of ")
+    (pause,) = (p for p in verdict["pauses"] if p["trigger"] == "running")
+    assert pause["gc_generation"] is None
+    assert pause["duration_s"] > 0.3
+
+
 async def test_one_that_began_after_the_closing_is_not_of_the_window(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
@@ -767,7 +820,8 @@ async def test_the_same_id_again_is_the_same_window_and_with_other_fields_a_conf
         assert_problem(answer, 409, "window_id_reused")
     await closed(sidecar, "mine")
     answer = await sidecar.client.post("/gc/windows", json=fields)
-    assert (answer.status_code, answer.json()["window"]["state"]) == (200, "closed")
+    problem = assert_problem(answer, 409, "window_id_reused")
+    assert problem["detail"] == "window mine has been closed"
 
 
 async def test_a_window_that_nobody_opened_is_404(start_sidecar: StartSidecar) -> None:
@@ -824,7 +878,10 @@ async def test_what_is_judged_holds_nothing_more_than_its_verdict(
     assert len(verdict["pauses"]) == verdicts.LISTED
     assert verdict["pauses_not_listed"] == 900 - verdicts.LISTED
     window_ = sidecar.services.windows.get("w")
-    assert (window_.longest, window_.sums, window_.stalls, window_.pages) == ([], {}, {}, {})
+    kept = (window_.longest, window_.sums, window_.identities, window_.pages, window_.holders)
+    assert not any(kept)
+    assert not window_.held_up.by_rank
+    assert not window_.known_operations
 
 
 @pytest.mark.parametrize(
