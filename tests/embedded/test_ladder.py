@@ -14,7 +14,7 @@ from tests.sidecar_process import SidecarProcess, wait_for
 THRESHOLD0, THRESHOLD1, THRESHOLD2 = gc.get_threshold()
 OBJECTS = int(1.2 * 4 * THRESHOLD0 * (THRESHOLD1 + 1) * (THRESHOLD2 + 1))
 FLAGS = ("--workers=1", f"--heap-objects={OBJECTS}", "--free-running")
-RUNGS = 4
+RUNGS = 5
 
 
 def test_full_collections_come_at_the_ladder_s_ratio_and_none_after_a_freeze(
