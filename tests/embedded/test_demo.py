@@ -38,6 +38,10 @@ def test_the_whole_story(
     assert "embedded (not a vLLM)" in out
     assert len(re.findall(r"full collection \d: .* objects", out)) >= 2
     assert "Every process acknowledged: coverage 4 of 4" in out
+    flat = " ".join(out.split())
+    assert re.search(
+        r"\d+ [mu]?s of [\d.]+ s were GC \([\d.]+ %\), and its longest pause took", flat
+    )
     assert "No process ran a full collection meanwhile." in out
     assert re.search(r"[\d,]+ objects reclaimed", out)
     assert "Normal GC again, in every process." in out

@@ -56,6 +56,8 @@ TENSOR_PARALLEL = 2
 COMPLETIONS = 100
 TOKENS = 16
 CONCURRENCY = 4
+STREAM = f"{COMPLETIONS} completions stream, {CONCURRENCY} at a time"
+WINDOW = "frozen"
 START_DEADLINE_S = 300.0
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 15.0
@@ -272,10 +274,13 @@ def play(stage: Stage, start_engine: Callable[[Stage], Engine]) -> None:
         f" {coverage['expected']}, after {output.seconds(freeze.get('duration_s'))}."
     )
 
+    _act("3. The same work, frozen" if live is not None else f"3. {STREAM}")
+    _open_window(client)
     if live is not None:
         _watch_frozen(live)
     else:
         _stream_while_frozen(engine)
+    _close_window(client)
     _command(f"curl {client.url}/gc")
     streamed = _status(client)
     _say("In short, how many full collections each process has had:")
@@ -321,8 +326,28 @@ def _ask_for_a_collection(client: Client) -> None:
     )
 
 
+def _open_window(client: Client) -> None:
+    _say("A window says at its end how much of what it covers was GC:")
+    _command(f"curl -X POST '{client.url}/gc/windows?window_id={WINDOW}'")
+    client.request("POST", "/gc/windows", {"window_id": WINDOW})
+
+
+def _close_window(client: Client) -> None:
+    _command(f"curl -X POST '{client.url}/gc/windows/{WINDOW}/close?format=table'")
+    window = client.request("POST", f"/gc/windows/{WINDOW}/close", {}).body.get("window") or {}
+    verdict = window.get("verdict") or {}
+    stalls = verdict.get("stalls") or [{}]
+    stalled = max(stalls, key=lambda stall: stall.get("stall_s") or 0.0)
+    longest = verdict.get("longest_pause") or {}
+    _say(
+        f"{output.seconds(stalled.get('stall_s'))} of {output.seconds(window.get('duration_s'))} were GC"
+        f" ({100 * (stalled.get('share') or 0):.2f} %), and its longest pause took"
+        f" {output.seconds(longest.get('duration_s'))}. Whatever took longer was something else: on few"
+        " cores, processes wait for each other."
+    )
+
+
 def _stream_while_frozen(engine: Engine) -> None:
-    _act(f"3. {COMPLETIONS} completions stream, {CONCURRENCY} at a time")
     _command(f"curl {engine.url}/v1/completions -d '{{...}}'   # {COMPLETIONS} times")
     started = time.monotonic()
     tokens = stream_completions(engine)
@@ -346,7 +371,6 @@ def _watch_normal_gc(live: LiveView) -> None:
 
 
 def _watch_frozen(live: LiveView) -> None:
-    _act("3. The same work, frozen")
     at_first = live.newest().retained_objects
     _say(
         f"Until the heap has grown from {at_first:,} to {at_first * GROWTH_WATCHED:,.0f} objects;"

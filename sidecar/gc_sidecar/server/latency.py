@@ -22,14 +22,16 @@ LATE_FACTOR = 3.0
 LEAST_TOKENS = 50
 # What is said from which share of the stalled time on.
 MOSTLY, PARTLY = 0.5, 0.2
-# A pause that takes at least this share of a late token's time explains it, where it is no longer than that,
-# as far as lengths are known.
+# Pauses that take at least this share of a late token's time explain it, where none is longer than that, as far as
+# lengths are known.
 FITS, TO_WITHIN = 0.5, 1.05
 # With so many times as much pause as stalled time some of it fell where nobody waited.
 MUCH_MORE = 2.0
 # Less stalled time than this share of the window, or than the histogram can tell, is none.
 WORTH_TELLING = 0.001
 WORTH_TELLING_S = 0.02
+# A token that took so long is told of, however long the window.
+WORTH_TELLING_ALONE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,33 @@ class Stalled:
         if not self.late_s:
             return 0.0
         fitting_s = sum(
-            each.late_s
-            for each in self.late
-            if any(
-                FITS * each.low_s <= stretch.length_s
-                and stretch.longest_s <= TO_WITHIN * each.high_s
-                for stretch in pauses
-            )
+            each.late_s for each in self.late if any(_fits(stretch, each) for stretch in pauses)
         )
         return fitting_s / self.late_s
+
+    def explained_by(self, pauses: Pauses) -> float:
+        """The share of the stalled time for which there are pauses of that length, each counted once."""
+        left_s = {
+            stretch: stretch.paused_s * count
+            for stretch, count in pauses.items()
+            # Of many short pauses in a row that took far longer, most did not make these tokens late.
+            if stretch.paused_s <= MUCH_MORE * self.stalled_s
+            or stretch.paused_s == stretch.longest_s
+        }
+        explained_s = 0.0
+        for late in self.late:
+            wanted_s = late.late_s / self.together
+            for stretch in left_s:
+                if _fits(stretch, late):
+                    taken_s = min(wanted_s, left_s[stretch])
+                    left_s[stretch] -= taken_s
+                    wanted_s -= taken_s
+                    explained_s += taken_s
+        return explained_s / self.stalled_s if explained_s else 0.0
+
+
+def _fits(stretch: Stretch, late: Late) -> bool:
+    return FITS * late.low_s <= stretch.length_s and stretch.longest_s <= TO_WITHIN * late.high_s
 
 
 def read_latencies(exposition: str) -> Latencies:
@@ -199,6 +219,7 @@ def _middle(low: float, high: float) -> float:
 
 
 EVENLY = "tokens came evenly"
+NOT_GC = "not the server's GC"
 NOBODY_WAITED = (
     "unknown: GC paused for longer than tokens were late, so somewhere nobody waited for one"
 )
@@ -222,9 +243,9 @@ class LatencyVerdict:
 
 
 def latency_verdict(
-    stalled: Mapping[int, Stalled], pauses: Mapping[int | None, Pauses], duration_s: float
+    stalled: Mapping[int, Stalled], pauses: Mapping[int, Pauses], duration_s: float
 ) -> LatencyVerdict:
-    """What is said of it. Both are by data-parallel rank; `pauses` has under None those of any rank.
+    """What is said of it; `stalled` and `pauses` are by data-parallel rank.
 
     How long late tokens and pauses were is known well enough to say what was not GC. That it was GC is said where
     the time agrees too: a histogram tells neither when a token was late nor how many waited together.
@@ -237,29 +258,38 @@ def latency_verdict(
     stalled_s = max(each.stalled_s for each in stalled.values())
     typical_s = max(each.typical_s for each in stalled.values())
     tokens = sum(each.tokens for each in stalled.values())
-    of_any = pauses.get(None, {})
+    late = [late for each in stalled.values() for late in each.late]
     # A pause that makes no token late explains none, and there are thousands of those.
-    least_s = (LATE_FACTOR - 1) * typical_s
-    gc_s = sum(
-        stretch.length_s * count for stretch, count in of_any.items() if stretch.length_s >= least_s
-    )
+    gc_s = _longest_time(pauses, (LATE_FACTOR - 1) * typical_s)
     worth_s = max(WORTH_TELLING_S, WORTH_TELLING * duration_s)
-    is_much_more = gc_s > max(worth_s, MUCH_MORE * stalled_s)
-    longest_s = max((late.low_s for each in stalled.values() for late in each.late), default=0.0)
-    # A single token is worth telling of, too, however many came beside it.
-    if max(stalled_s, longest_s) < worth_s:
-        says = NOBODY_WAITED if is_much_more else EVENLY
-        return LatencyVerdict(says, stalled_s, gc_s, None, typical_s, tokens)
+    alone_s = min(worth_s, WORTH_TELLING_ALONE_S)
     worst = [rank for rank, each in stalled.items() if each.stalled_s >= stalled_s / 2]
-    fits_own = max(stalled[rank].share_that_fits(pauses.get(rank, {})) for rank in worst)
-    fits_any = max(stalled[rank].share_that_fits(of_any) for rank in worst)
-    explained = min(fits_any, gc_s / stalled_s)
-    surely = min(fits_own, explained)
-    if fits_any < PARTLY:
-        says = NOBODY_WAITED if is_much_more else "not the server's GC"
-    elif surely >= PARTLY:
-        says = f"{'mostly' if surely >= MOSTLY else 'partly'} the server's GC"
-    else:
+    explained = max(stalled[rank].explained_by(pauses.get(rank, {})) for rank in worst)
+    fits = max(stalled[rank].share_that_fits(of) for rank in worst for of in (*pauses.values(), {}))
+    # Longer than any token took: nobody waited, or for what never came.
+    unnoticed_s = _longest_time(
+        pauses, max([TO_WITHIN * each.high_s for each in late], default=LATE_FACTOR * typical_s)
+    )
+    if stalled_s < worth_s and all(each.low_s < alone_s for each in late):
+        says = EVENLY
+    elif explained >= PARTLY:
+        says = f"{'mostly' if explained >= MOSTLY else 'partly'} the server's GC"
+    elif fits >= PARTLY:
         says = PERHAPS
-    known = None if says in (NOBODY_WAITED, PERHAPS) else explained
+    else:
+        says = NOT_GC
+    if says in (EVENLY, NOT_GC) and unnoticed_s > max(worth_s, MUCH_MORE * stalled_s):
+        says = NOBODY_WAITED
+    known = None if says in (EVENLY, NOBODY_WAITED, PERHAPS) else explained
     return LatencyVerdict(says, stalled_s, gc_s, known, typical_s, tokens)
+
+
+def _longest_time(pauses: Mapping[int, Pauses], least_s: float) -> float:
+    """For how long pauses that were at least so long, alone or in a row, held up the rank that they did most."""
+    return max(
+        (
+            sum(each.paused_s * count for each, count in of.items() if each.length_s >= least_s)
+            for of in pauses.values()
+        ),
+        default=0.0,
+    )

@@ -105,12 +105,14 @@ class IntervalUnion:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stretch of time in which pauses followed closely on one another, and the longest of them, in seconds.
+    """A stretch of time in which pauses followed closely on one another, in seconds: all of it, the pauses in it,
+    and the longest of them.
 
     It holds up an engine like a single pause, but a step may come in between.
     """
 
     length_s: float
+    paused_s: float
     longest_s: float
 
 
@@ -118,43 +120,51 @@ class Stretches:
     """How many stretches there were. Pauses may overlap and come in any order."""
 
     def __init__(self) -> None:
-        # In parallel: where each begins and ends, up to when another pause still belongs to it, and its longest.
+        # In parallel: where each begins and ends, up to when another pause still belongs to it, and its figures.
         self._starts: list[float] = []
         self._ends: list[float] = []
         self._open_until: list[float] = []
+        self._paused: list[float] = []
         self._longest: list[float] = []
         self._settled: Counter[Stretch] = Counter()
+
+    @property
+    def _columns(self) -> tuple[list[float], ...]:
+        return self._starts, self._ends, self._open_until, self._paused, self._longest
 
     def copy(self) -> Stretches:
         """Another one that has seen the same."""
         other = Stretches()
-        other._starts, other._ends = self._starts[:], self._ends[:]
-        other._open_until, other._longest = self._open_until[:], self._longest[:]
+        for ours, theirs in zip(self._columns, other._columns, strict=True):
+            theirs[:] = ours
         other._settled = self._settled.copy()
         return other
 
     def add(self, start_s: float, end_s: float) -> None:
         """A pause more; an empty one changes nothing."""
-        length_s = longest_s = end_s - start_s
-        if length_s <= 0:
+        longest_s = paused_s = end_s - start_s
+        if longest_s <= 0:
             return
-        open_until = end_s + min(CLOSELY_S, length_s * CLOSELY)
+        open_until = end_s + min(CLOSELY_S, longest_s * CLOSELY)
         first = bisect_left(self._open_until, start_s)
         last = bisect_right(self._starts, open_until)
+        for index in range(first, last):
+            overlap_s = min(end_s, self._ends[index]) - max(start_s, self._starts[index])
+            paused_s += self._paused[index] - max(0.0, overlap_s)
         if first < last:
             start_s = min(start_s, self._starts[first])
             end_s = max(end_s, self._ends[last - 1])
             open_until = max(open_until, self._open_until[last - 1])
-            longest_s = max(length_s, *self._longest[first:last])
-        self._starts[first:last] = [start_s]
-        self._ends[first:last] = [end_s]
-        self._open_until[first:last] = [open_until]
-        self._longest[first:last] = [longest_s]
+            longest_s = max(longest_s, *self._longest[first:last])
+        merged = (start_s, end_s, open_until, paused_s, longest_s)
+        for column, value in zip(self._columns, merged, strict=True):
+            column[first:last] = [value]
         if len(self._starts) > OPEN_INTERVALS:
             oldest = OPEN_INTERVALS // 2
             for stretch in self._open(oldest):
-                self._settled[Stretch(_rounded(stretch.length_s), _rounded(stretch.longest_s))] += 1
-            for column in (self._starts, self._ends, self._open_until, self._longest):
+                lengths = (stretch.length_s, stretch.paused_s, stretch.longest_s)
+                self._settled[Stretch(*map(_rounded, lengths))] += 1
+            for column in self._columns:
                 del column[:oldest]
 
     def counts(self) -> Counter[Stretch]:
@@ -164,10 +174,9 @@ class Stretches:
         return found
 
     def _open(self, count: int) -> Iterator[Stretch]:
-        for start_s, end_s, longest_s in zip(
-            self._starts[:count], self._ends[:count], self._longest[:count], strict=True
-        ):
-            yield Stretch(end_s - start_s, longest_s)
+        for index in range(count):
+            length_s = self._ends[index] - self._starts[index]
+            yield Stretch(length_s, self._paused[index], self._longest[index])
 
 
 def _rounded(length_s: float) -> float:

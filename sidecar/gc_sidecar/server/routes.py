@@ -237,7 +237,11 @@ def _add_windows(router: APIRouter, windows: Windows) -> None:
 async def _readiness(coordinator: Coordinator) -> Response:
     roster = await coordinator.watch.look()
     missing = [
-        Obstacle(row.reason.code, f"{row.key}: {row.reason.detail}")
+        Obstacle(
+            row.reason.code,
+            f"{row.key}: {row.reason.detail}",
+            "see the engine's log, and start it again" if row.state == "gone" else None,
+        )
         for row in roster.rows
         if row.reason is not None and row.state in ("uncovered", "gone", "stale")
     ]
@@ -274,7 +278,7 @@ def _lacking(coordinator: Coordinator, roster: Roster) -> list[Obstacle]:
         f"{roster.acknowledged} of {roster.expected} processes have the {desired.mode} policy; not"
         f" {', '.join(named)}"
     )
-    remedy = "GET /gc says why; ask for the policy again to enter it anew"
+    remedy = "GET /gc says why; who starts takes the policy by itself, anybody else when you ask for it again"
     return [Obstacle("incomplete_coverage", detail, remedy)]
 
 

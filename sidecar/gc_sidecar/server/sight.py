@@ -78,6 +78,7 @@ class _Memory:
     collecting_seen: float
     generation: int
     generation_heartbeat: int | None
+    full_since: int = 0
     running_since: int = 0
     running_heartbeat: int | None = None
     # How far its records have been read, and whether its monotonic clock is known to be ours.
@@ -97,7 +98,7 @@ class Sight:
         self.log = PauseLog(clock)
         self._clock = clock
         self._memories: dict[str, _Memory] = {}
-        self._has_looked = False
+        self._first_look_at: float | None = None
         self._reading: asyncio.Task[Snapshot] | None = None
 
     async def look(self, maximum_age_s: float = 0.0) -> Snapshot:
@@ -156,7 +157,7 @@ class Sight:
                 code, detail = _page_fault(error)
                 unreadable.append(UnreadablePage(name, _key_of(name), code, detail))
         self._memories = memories
-        self._has_looked = True
+        self._first_look_at = self._first_look_at or time.time()
         return Snapshot(
             now,
             tuple(pages),
@@ -169,9 +170,7 @@ class Sight:
     def _read_one(self, name: str, now: float) -> tuple[PageReading, Arrival, _Memory]:
         assert self.run_dir is not None
         known = self._memories.get(name)
-        # A page that appears while we look is read from its beginning.
-        is_new = known is None and self._has_looked
-        after = known.told if known else (0, 0) if is_new else self._newest(name)
+        after, is_new = (known.told, False) if known else self._where_to_begin(name)
         content = read_page(self.run_dir, name, after)
         if known and known.report and content.description is known.description:
             # Most of the time only numbers have changed, and those a page has been checked for.
@@ -199,8 +198,11 @@ class Sight:
             is_from_the_beginning=is_new,
         )
         is_collecting = report.collecting_since and content.alive
-        # One that ended right after a publication stands on the page until the next.
+        full_since = report.collecting_since or known.full_since
         running_since = report.number("running_since_ns") if content.alive else 0
+        # A full one has a word of its own, and what has its record has ended.
+        if running_since in (full_since, *(each.start_ns for each in content.young_pauses[-1:])):
+            running_since = 0
         memory = _Memory(
             heartbeat=heartbeat,
             heartbeat_since=known.heartbeat_since if heartbeat == known.heartbeat else now,
@@ -212,6 +214,7 @@ class Sight:
             generation_heartbeat=(
                 known.generation_heartbeat if generation == known.generation else heartbeat
             ),
+            full_since=full_since,
             running_since=running_since,
             running_heartbeat=(
                 known.running_heartbeat if running_since == known.running_since else heartbeat
@@ -234,6 +237,7 @@ class Sight:
                 else None
             ),
             collecting_start_s=start_s if is_collecting else None,
+            # One that ended right after a publication stands on the page until the next.
             young_start_s=(
                 (running_since + arrival.shift_ns) * NANO
                 if running_since and not is_collecting and heartbeat != memory.running_heartbeat
@@ -243,12 +247,21 @@ class Sight:
         )
         return reading, arrival, memory
 
-    def _newest(self, name: str) -> tuple[int, int]:
-        """After which records to begin with a page that is new to us: a few tell enough of the past."""
+    def _where_to_begin(self, name: str) -> tuple[tuple[int, int], bool]:
+        """After which records to begin with a page that is new to us, and whether that is its beginning: of a
+        process that began while we looked all are wanted, of an older one a few tell enough of the past."""
         assert self.run_dir is not None
-        numbers = read_page(self.run_dir, name).numbers
-        full, young = (numbers[f"{ring}_ring_next"] or 1 for ring in ("full", "young"))
-        return max(0, full - 1 - FIRST_FULL), max(0, young - 1 - FIRST_YOUNG)
+        content = read_page(self.run_dir, name)
+        identity = content.description.get("identity")
+        started_at = identity.get("started_at") if isinstance(identity, dict) else None
+        if (
+            self._first_look_at is not None
+            and isinstance(started_at, (int, float))
+            and started_at > self._first_look_at
+        ):
+            return (0, 0), True
+        full, young = (content.numbers[f"{ring}_ring_next"] or 1 for ring in ("full", "young"))
+        return (max(0, full - 1 - FIRST_FULL), max(0, young - 1 - FIRST_YOUNG)), False
 
 
 def by_token(pages: Iterable[PageReading]) -> dict[str, PageReading]:

@@ -125,12 +125,12 @@ class Verdict:
 
 
 class HeldUp:
-    """How long pauses held up each lockstep group, `by_rank`, and in which stretches (None: of any group), which
-    `latency` holds against late tokens."""
+    """How long pauses held up each lockstep group, `by_rank`, and in which stretches: those are held against late
+    tokens."""
 
     def __init__(self) -> None:
         self.by_rank: dict[int, IntervalUnion] = {}
-        self.stretches: dict[int | None, Stretches] = {}
+        self.stretches: dict[int, Stretches] = {}
 
     def copy(self) -> HeldUp:
         """Another one that has counted the same."""
@@ -140,12 +140,11 @@ class HeldUp:
         return other
 
     def add(self, pause: SeenPause, since_s: float, until_s: float) -> None:
-        """Count the part of a pause between two moments."""
+        """Count the part of a pause between two moments; a token waits for all of it."""
         hold_up(self.by_rank, pause, since_s, until_s)
         if pause.who.is_in_lockstep:
-            for dp_rank in (pause.who.dp_rank, None):
-                stretches = self.stretches.setdefault(dp_rank, Stretches())
-                stretches.add(max(pause.start_s, since_s), min(pause.end_s, until_s))
+            stretches = self.stretches.setdefault(pause.who.dp_rank, Stretches())
+            stretches.add(pause.start_s, pause.end_s)
 
 
 @dataclass
@@ -296,7 +295,7 @@ def _running(page: PageReading) -> SeenPause | None:
         length_s = max(0.0, now - page.collecting_start_s)
         return SeenPause(page.report.identity, page.collecting_start_s, length_s, 2, "running", 0)
     if page.young_start_s is not None:
-        # As of the last publication: it may have ended since.
+        # As of the last publication that was seen: it may have ended since.
         length_s = max(0.0, now - page.unchanged_s - page.young_start_s)
         return SeenPause(page.report.identity, page.young_start_s, length_s, None, "running", 0)
     return None

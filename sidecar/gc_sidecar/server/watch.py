@@ -24,6 +24,11 @@ from gc_sidecar_agent.command import Command
 
 logger = logging.getLogger("gc_sidecar.server")
 
+# What is told in the log of a process in such a state: event and words.
+LOST = {
+    "drifted": ("process_drifted", "has drifted from the desired policy"),
+    "gone": ("process_gone", "has ended"),
+}
 # How much less often pages are read of an engine that does nothing.
 QUIET_FACTOR = 3
 # When nobody answers: the longest time between two questions, in units of the first.
@@ -42,8 +47,8 @@ class Watch:
         self._observe_at = 0.0
         self._observe_wait_s = timing.observe_retry_s
         self._losses = 0
-        # Who had drifted at the last look, and why.
-        self._drifts: dict[Key, tuple[str | None, str]] = {}
+        # Who was lost to the policy at the last look, and why.
+        self._lost: dict[Key, tuple[str | None, str]] = {}
 
     async def take_over(self) -> Command | None:
         """When the sidecar starts: what a sidecar before us left on the board.
@@ -101,20 +106,21 @@ class Watch:
         roster = self._knowledge.roster()
         self._knowledge.note_applied(roster)
         if not self._is_busy():
-            self._tell_drifts(roster)
+            self._tell_losses(roster)
         return roster
 
-    def _tell_drifts(self, roster: Roster) -> None:
-        """One line for each process that drifts or leaves its policy by itself, when it does."""
-        before, self._drifts = self._drifts, {}
+    def _tell_losses(self, roster: Roster) -> None:
+        """One line for each process that ends, drifts or leaves its policy by itself, when it does."""
+        before, self._lost = self._lost, {}
         for row in roster.rows:
-            if row.state != "drifted" or row.reason is None:
+            if row.state not in LOST or row.reason is None:
                 continue
-            drift = self._drifts[row.key] = (row.token, row.reason.code)
-            if before.get(row.key) != drift:
+            loss = self._lost[row.key] = (row.token, row.reason.code)
+            if before.get(row.key) != loss:
+                event, what = LOST[row.state]
                 _log(
-                    "process_drifted",
-                    f"{row.key} has drifted from the desired policy",
+                    event,
+                    f"{row.key} {what}",
                     logging.WARNING,
                     role=row.key.role,
                     dp_rank=row.key.dp_rank,

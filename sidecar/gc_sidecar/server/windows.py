@@ -62,7 +62,7 @@ class Windows:
             known = self._windows.get(window_id)
             if known is not None:
                 if known.closed_s is not None:
-                    raise Problem("window_id_reused", f"window {window_id} has been closed")
+                    raise Problem("window_id_reused", f"window {window_id} is {known.state}")
                 if (known.name, known.limits) != (name, limits):
                     raise Problem(
                         "window_id_reused",
@@ -163,16 +163,18 @@ class Windows:
         }
         while True:
             pages = by_token(self._knowledge.sight.snapshot.pages)
+            is_collecting = False
+            for token, page in pages.items():
+                if page.collecting_start_s is not None and page.collecting_start_s < asked_s:
+                    is_collecting = True
+                    # Its record comes with a publication after its end.
+                    awaited[token] = page.report.number("heartbeat") + 2
             unread = frozenset(
                 token
                 for token, heartbeat in awaited.items()
                 if token in pages
                 and pages[token].alive
                 and pages[token].report.number("heartbeat") < heartbeat
-            )
-            is_collecting = any(
-                page.collecting_start_s is not None and page.collecting_start_s < asked_s
-                for page in pages.values()
             )
             if not (unread or is_collecting) or time.monotonic() >= deadline:
                 return unread

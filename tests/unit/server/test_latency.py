@@ -213,13 +213,14 @@ STEP_S = 0.006
 
 
 def verdict_on(
-    gaps: Mapping[int, Iterable[float]], steps: int, pauses: Mapping[int | None, list[float]]
+    gaps: Mapping[int, Iterable[float]], steps: int, pauses: Mapping[int, list[float]]
 ) -> LatencyVerdict:
     """The verdict where the tokens of each rank came after `gaps`, in so many steps, and pauses were so long."""
     before = read_latencies(exposition({rank: () for rank in gaps}, dict.fromkeys(gaps, 0)))
     after = read_latencies(exposition(gaps, dict.fromkeys(gaps, steps)))
     stretches = {
-        rank: Counter(Stretch(each, each) for each in lengths) for rank, lengths in pauses.items()
+        rank: Counter(Stretch(each, each, each) for each in lengths)
+        for rank, lengths in pauses.items()
     }
     return latency_verdict(stalled_between(before, after), stretches, duration_s=10.0)
 
@@ -248,6 +249,9 @@ def run(requests: int, tokens: int, *late: float) -> list[float]:
         # One of three stalls of the same length, and one of seven.
         (run(4, 200, 0.45, 0.45, 0.45), 203, [0.45], "partly the server's GC"),
         (run(4, 200, *[0.45] * 7), 207, [0.45], "perhaps the server's GC"),
+        # One that is as long as they, and very much that was while nobody waited.
+        (run(4, 200, *[0.06] * 25), 225, [0.06, 3.0], "perhaps the server's GC"),
+        (run(4, 200, 1.5, 1.5), 202, [0.06] * 100, "not the server's GC"),
         # One that explains most of its gap, and none of a far longer one.
         (run(4, 200, 0.5), 201, [0.3], "mostly the server's GC"),
         (run(4, 200, 0.5, 4.0), 202, [0.45], "not the server's GC"),
@@ -256,7 +260,7 @@ def run(requests: int, tokens: int, *late: float) -> list[float]:
 def test_the_verdict_says_what_the_lengths_of_late_tokens_and_of_pauses_allow(
     gaps: list[float], steps: int, pause_s: list[float], says: str
 ) -> None:
-    verdict = verdict_on({0: gaps}, steps, {0: pause_s, None: pause_s})
+    verdict = verdict_on({0: gaps}, steps, {0: pause_s})
     assert verdict.says.startswith(says), verdict
     known = says.startswith(("mostly", "partly", "not"))
     assert (verdict.explained is not None) == known
@@ -270,8 +274,8 @@ def test_pauses_too_short_to_make_a_token_late_explain_nothing(
     typical_s: float, gc_s: float
 ) -> None:
     pauses = {
-        None: {
-            Stretch(length_s, length_s): count
+        0: {
+            Stretch(length_s, length_s, length_s): count
             for length_s, count in ((0.001, 10_000), (0.05, 10), (0.1, 40), (5.0, 1))
         }
     }
@@ -282,7 +286,7 @@ def test_pauses_too_short_to_make_a_token_late_explain_nothing(
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_ranks_that_wait_for_one_another_are_held_up_once(ranks: int) -> None:
     gaps = {rank: run(2, 100, 0.5) for rank in range(ranks)}
-    verdict = verdict_on(gaps, 101, {0: [0.45], None: [0.45]})
+    verdict = verdict_on(gaps, 101, {0: [0.45]})
     assert verdict.says == "mostly the server's GC"
     assert verdict.stalled_s == pytest.approx(0.44, rel=0.1)
     assert verdict.tokens == ranks * 202
@@ -293,20 +297,36 @@ def test_many_short_pauses_in_a_row_make_tokens_late_like_a_long_one() -> None:
     for gaps in (run(4, 100, 0.8), run(4, 100, *[0.09] * 9)):
         before = read_latencies(exposition({0: ()}, {0: 0}))
         after = read_latencies(exposition({0: gaps}, {0: len(gaps) // 4}))
-        stretches = {Stretch(0.81, 0.02): 1}
-        verdict = latency_verdict(
-            stalled_between(before, after), {0: stretches, None: stretches}, duration_s=10.0
-        )
+        stretches = {Stretch(0.81, 0.8, 0.02): 1}
+        verdict = latency_verdict(stalled_between(before, after), {0: stretches}, duration_s=10.0)
         assert verdict.says == "mostly the server's GC"
+
+
+def test_many_short_pauses_in_a_row_do_not_explain_what_they_far_outlast() -> None:
+    after = read_latencies(exposition({0: run(4, 100, 2.0)}, {0: 101}))
+    before = read_latencies(exposition({0: ()}, {0: 0}))
+    pauses = {0: {Stretch(30.0, 21.0, 0.005): 1}}
+    verdict = latency_verdict(stalled_between(before, after), pauses, duration_s=60.0)
+    assert verdict.says.startswith("perhaps")
+
+
+@pytest.mark.parametrize("duration_s", [10.0, 3_600.0, 86_400.0])
+def test_a_single_long_stall_is_told_however_long_the_window(duration_s: float) -> None:
+    after = read_latencies(exposition({0: run(1, 1000, 2.0)}, {0: 1001}))
+    before = read_latencies(exposition({0: ()}, {0: 0}))
+    stalled = stalled_between(before, after)
+    pauses = {0: {Stretch(1.9, 1.9, 1.9): 1}}
+    assert latency_verdict(stalled, pauses, duration_s).says == "mostly the server's GC"
+    assert latency_verdict(stalled, {}, duration_s).says == "not the server's GC"
 
 
 def test_a_pause_of_another_rank_may_have_held_up_this_one_or_not() -> None:
     gaps = {0: run(1, 100, 0.49), 1: run(1, 100)}
-    verdict = verdict_on(gaps, 101, {1: [0.5], None: [0.5]})
+    verdict = verdict_on(gaps, 101, {1: [0.5]})
     assert verdict.says.startswith("perhaps the server's GC")
 
 
 def test_without_latency_it_is_unknown_and_no_number_is_made_up() -> None:
-    verdict = latency_verdict({}, {None: {Stretch(3.0, 3.0): 1}}, duration_s=60.0)
+    verdict = latency_verdict({}, {0: {Stretch(3.0, 3.0, 3.0): 1}}, duration_s=60.0)
     assert verdict.says.startswith("unknown")
     assert (verdict.stalled_s, verdict.gc_s, verdict.explained) == (None, None, None)

@@ -320,9 +320,12 @@ def test_pauses_that_follow_closely_on_one_another_are_one_stretch(
         stretches.add(80 + n * 0.004, 80 + n * 0.004 + 0.001)
 
     def assert_as_it_should_be(of: pauses.Stretches, count: int) -> None:
-        long = sorted((s.length_s, s.longest_s) for s in of.counts() if s.length_s > 0.01)
-        assert [each for each, _ in long] == pytest.approx([0.3, 0.399], rel=0.03)
-        assert [each for _, each in long] == pytest.approx([0.2, 0.003], rel=0.03)
+        long = sorted(
+            (s.length_s, s.paused_s, s.longest_s) for s in of.counts() if s.length_s > 0.01
+        )
+        assert long[0] == pytest.approx((0.3, 0.3, 0.2), rel=0.03)
+        assert long[1] == pytest.approx((0.399, 0.3, 0.003), rel=0.03)
+        assert len(long) == 2
         assert of.counts().total() == count
 
     assert_as_it_should_be(stretches, 102)

@@ -267,6 +267,12 @@ def test_a_run_directory_that_is_not_there_is_a_warning_and_the_last_line_tells_
         sidecar.post("/gc/maintain?owner=me")
     assert sidecar.stop()[0] == 0
     assert all(line["event"] for line in sidecar.lines), "every line has one"
+    gone = [line["message"] for line in sidecar.lines if line["event"] == "process_gone"]
+    assert sorted(gone) == [
+        "api_server dp0 rank 0 has ended",
+        "engine_core dp0 rank 0 has ended",
+        "worker dp0 rank 0 has ended",
+    ]
     drifts = [line for line in sidecar.lines if line["event"] == "process_drifted"]
     assert len(drifts) == 1, "once, not at every look"
     assert drifts[0]["level"] == "warning"

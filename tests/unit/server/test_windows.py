@@ -821,7 +821,7 @@ async def test_the_same_id_again_is_the_same_window_and_with_other_fields_a_conf
     await closed(sidecar, "mine")
     answer = await sidecar.client.post("/gc/windows", json=fields)
     problem = assert_problem(answer, 409, "window_id_reused")
-    assert problem["detail"] == "window mine has been closed"
+    assert problem["detail"] == "window mine is closed"
 
 
 async def test_a_window_that_nobody_opened_is_404(start_sidecar: StartSidecar) -> None:
