@@ -140,7 +140,9 @@ CHANGE = "-X POST 'http://sidecar/gc/{}?format=table'"
 CURLS = [
     CHANGE.format("maintain"),
     CHANGE.format("freeze"),
+    "-X POST 'http://sidecar/gc/windows?window_id=frozen'",
     "http://engine/v1/completions -d '{...}'   # 100 times",
+    "-X POST 'http://sidecar/gc/windows/frozen/close?format=table'",
     "http://sidecar/gc",
     CHANGE.format("maintain"),
     CHANGE.format("restore"),
@@ -178,11 +180,22 @@ def operation(kind: str, **rest: Any) -> Reply:
     return Reply(body={"operation": done | rest})
 
 
+WINDOW = {
+    "id": "frozen",
+    "duration_s": 2.0,
+    "verdict": {
+        "stalls": [{"dp_rank": 0, "stall_s": 0.004, "share": 0.002}],
+        "longest_pause": {"duration_s": 0.0012},
+    },
+}
+
 STORY = [
     status(),
     operation("maintain"),
     operation("freeze"),
     status("freeze", 1 << 30, full=4),
+    Reply(201, {"window": {"id": "frozen"}}),
+    Reply(body={"window": WINDOW}),
     status("freeze", 1 << 30, full=4),
     operation("maintain"),
     operation("restore"),
@@ -251,6 +264,7 @@ def test_the_demo_tells_the_story_with_curl_lines_and_leaves_nothing(
     assert "The engine takes no step for 310 ms" in out
     assert "coverage 4 of 4, after 400 ms" in out
     said = " ".join(out.split())
+    assert "4.00 ms of 2.00 s were GC (0.20 %), and its longest pause took 1.20 ms" in said
     assert "1,000 objects reclaimed, memory -4.00 KiB, longest pause 310 ms" in said
     assert "Objects freed are not bytes returned" in said
     assert re.search(r"worker +1 +700,10,10 +700,10,1<<30 +700,10,10\n", out)
@@ -282,11 +296,12 @@ def test_the_demo_keeps_within_the_terminals_width(
         (2, Reply(502, {"code": "incomplete_coverage", "detail": "3 of 4"}), "3 of 4"),
         (3, status("freeze", 1 << 30, 4, acknowledged=3), "3 of 4 processes acknowledged"),
         (3, status("freeze", 10, 4), "still has automatic full collections"),
-        (4, status("freeze", 1 << 30, full=5), "a full collection ran while frozen"),
+        (4, Reply(409, {"code": "too_many_windows", "detail": "16 are open"}), "16 are open"),
+        (6, status("freeze", 1 << 30, full=5), "a full collection ran while frozen"),
         (3, status("freeze", 1 << 30, full=None), "a count is missing"),
         (3, Reply(body="nonsense"), "does not answer like a gc-sidecar"),
-        (7, status(third=1 << 30), "not as it was found"),
-        (7, status("freeze"), "not as it was found"),
+        (9, status(third=1 << 30), "not as it was found"),
+        (9, status("freeze"), "not as it was found"),
     ],
 )
 def test_the_demo_fails_where_a_step_does_not_hold_and_keeps_the_logs(

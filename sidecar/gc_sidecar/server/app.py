@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from gc_sidecar import __version__
 from gc_sidecar.server import engine_http
+from gc_sidecar.server.claim import ClaimedError
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.engines import Engines
 from gc_sidecar.server.problems import Problem
@@ -27,6 +28,7 @@ from gc_sidecar.server.routes import (
     show_mistake,
     show_problem,
 )
+from gc_sidecar.server.run_dir import RunDir
 from gc_sidecar.server.secret import endpoint_secret
 from gc_sidecar.server.security import Guard, TokenFile
 from gc_sidecar.server.settings import Settings
@@ -48,7 +50,15 @@ class Services:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Take over what a sidecar before us left, then watch and keep contact until the end."""
+        """Take over what a sidecar before us left, then watch and keep contact until the end.
+
+        Raises ClaimedError where another sidecar has the run directory.
+        """
+        run_dir = self.coordinator.knowledge.run_dir
+        if not await run_dir.claim():
+            await self.http.aclose()
+            assert run_dir.claim_fault is not None
+            raise ClaimedError(run_dir.claim_fault.detail)
         await self.coordinator.take_over()
         tasks = [
             asyncio.create_task(self.coordinator.watch.keep_watch()),
@@ -75,7 +85,11 @@ def make_services(settings: Settings, timing: Timing | None = None) -> Services:
     engines = Engines(
         settings.engine_url, http, secret, timing, tally, has_run_dir=settings.run_dir is not None
     )
-    coordinator = Coordinator(settings.run_dir, Sight(settings.run_dir), engines, timing, tally)
+    host, port = settings.control_address
+    run_dir = RunDir(settings.run_dir, f"{host}:{port}")
+    coordinator = Coordinator(
+        run_dir, Sight(settings.run_dir), engines, timing, tally, settings.max_maintain_pause_s
+    )
     windows = Windows(coordinator.knowledge, coordinator.watch, coordinator.ledger, timing)
     return Services(settings, coordinator, windows, tally, http)
 

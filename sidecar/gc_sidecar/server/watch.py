@@ -79,7 +79,8 @@ class Watch:
             try:
                 await self.look(0.0)
                 self._knowledge.engines.notice_processes(self._knowledge.processes)
-                await self._knowledge.run_dir.retry_token()
+                if await self._knowledge.run_dir.keep():
+                    await self.take_over()
             except Exception:
                 logger.exception(
                     "looking at the run directory failed",
