@@ -21,14 +21,11 @@ from gc_sidecar_agent.command import (
     parse_command,
     shown,
 )
-from gc_sidecar_agent.page import is_locked
 
 if TYPE_CHECKING:  # later than CPython 3.9, on which doctor looks at a board too
     from typing import TypeGuard
 
 BOARD_NAME = "board.json"
-# The record lock of the sidecar that writes the board.
-CLAIM_NAME = "sidecar.lock"
 BOARD_VERSION = 1
 MAXIMUM_BOARD_BYTES = 65536
 
@@ -78,23 +75,6 @@ def board_stamp(run_dir: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
-
-
-def is_abandoned(run_dir: str) -> bool:
-    """Whether the sidecar that claimed `run_dir` has ended. False where that cannot be told."""
-    try:
-        fd = os.open(
-            os.path.join(run_dir, CLAIM_NAME),
-            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-        )
-    except OSError:
-        return False
-    try:
-        return stat.S_ISREG(os.fstat(fd).st_mode) and not is_locked(fd)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def read_board(run_dir: str) -> Board:

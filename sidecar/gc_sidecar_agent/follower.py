@@ -13,7 +13,6 @@ from gc_sidecar_agent.board import (
     Board,
     BoardError,
     board_stamp,
-    is_abandoned,
     lease_remaining_s,
     read_board,
     still_wanted,
@@ -50,14 +49,8 @@ class BoardFollower:
             command = still_wanted(wanted, lease)
             if command is not None:
                 self._follow(command, grace_s, hand_over)
-        maintain = self._board.maintain
-        # Nobody waits for a maintenance whose sidecar has ended, and it must not fall into some timed moment.
-        if (
-            maintain is not None
-            and self._policy.outcome_of(maintain) is None
-            and not is_abandoned(self._run_dir)
-        ):
-            self._follow(maintain, grace_s, hand_over)
+        if self._board.maintain is not None:
+            self._follow(self._board.maintain, grace_s, hand_over)
         if (
             wanted is not None
             and lease is not None

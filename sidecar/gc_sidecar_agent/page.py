@@ -329,7 +329,7 @@ def read_page(run_dir: str, name: str, after: tuple[int, int] | None = None) -> 
             # Only now: the writer publishes rings before numbers, so what the numbers tell of is there.
             full = _read_ring(fd, FULL_RING_OFFSET, after[0], numbers["full_ring_next"])
             young = _read_ring(fd, YOUNG_RING_OFFSET, after[1], numbers["young_ring_next"])
-        alive = is_locked(fd)
+        alive = _is_locked(fd)
     finally:
         os.close(fd)
     return PageContent(
@@ -434,7 +434,7 @@ def decode_records(records: bytes, first: int) -> tuple[Pause, ...]:
 _FLOCK = struct.Struct("hhqqi4x")
 
 
-def is_locked(fd: int) -> bool:
+def _is_locked(fd: int) -> bool:
     """Whether another process holds the page's record lock, that is: whether its writer lives."""
     query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
@@ -458,7 +458,7 @@ def remove_dead_pages(run_dir: str, role: str, dp_rank: int, rank: int) -> None:
                     os.path.join(run_dir, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
                 )
                 try:
-                    dead = stat.S_ISREG(os.fstat(fd).st_mode) and not is_locked(fd)
+                    dead = stat.S_ISREG(os.fstat(fd).st_mode) and not _is_locked(fd)
                 finally:
                     os.close(fd)
                 if dead:

@@ -23,7 +23,7 @@ from gc_sidecar.embedded.core import (
     Tokens,
     UtilityResult,
 )
-from gc_sidecar.embedded.figures import Histogram, inter_token_histogram
+from gc_sidecar.embedded.histogram import Histogram, inter_token_histogram
 from gc_sidecar.embedded.scheduler import Token
 from gc_sidecar.embedded.settings import EngineConfig
 

@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 
 from gc_sidecar import __version__
 from gc_sidecar.server import engine_http
-from gc_sidecar.server.claim import ClaimedError
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.engines import Engines
 from gc_sidecar.server.problems import Problem
@@ -28,7 +27,6 @@ from gc_sidecar.server.routes import (
     show_mistake,
     show_problem,
 )
-from gc_sidecar.server.run_dir import RunDir
 from gc_sidecar.server.secret import endpoint_secret
 from gc_sidecar.server.security import Guard, TokenFile
 from gc_sidecar.server.settings import Settings
@@ -50,15 +48,7 @@ class Services:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Take over what a sidecar before us left, then watch and keep contact until the end.
-
-        Raises ClaimedError where another sidecar has the run directory.
-        """
-        run_dir = self.coordinator.knowledge.run_dir
-        if not await run_dir.claim():
-            await self.http.aclose()
-            assert run_dir.claim_fault is not None
-            raise ClaimedError(run_dir.claim_fault.detail)
+        """Take over what a sidecar before us left, then watch and keep contact until the end."""
         await self.coordinator.take_over()
         tasks = [
             asyncio.create_task(self.coordinator.watch.keep_watch()),
@@ -85,11 +75,7 @@ def make_services(settings: Settings, timing: Timing | None = None) -> Services:
     engines = Engines(
         settings.engine_url, http, secret, timing, tally, has_run_dir=settings.run_dir is not None
     )
-    host, port = settings.control_address
-    run_dir = RunDir(settings.run_dir, f"{host}:{port}")
-    coordinator = Coordinator(
-        run_dir, Sight(settings.run_dir), engines, timing, tally, settings.max_maintain_pause_s
-    )
+    coordinator = Coordinator(settings.run_dir, Sight(settings.run_dir), engines, timing, tally)
     windows = Windows(coordinator.knowledge, coordinator.watch, coordinator.ledger, timing)
     return Services(settings, coordinator, windows, tally, http)
 

@@ -32,8 +32,6 @@ class Means:
     watch: Watch
     carrier: Carrier
     timing: Timing
-    # The longest pause that a maintenance may be expected to make; None is no limit.
-    max_maintain_pause_s: float | None
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,6 @@ def _told_of_rollback(rolled_back: bool | str, attempt: Attempt, has_run_dir: bo
 async def _run_maintain(means: Means, running: Running) -> None:
     change, knowledge, timing = running.change, means.knowledge, means.timing
     deadline = running.deadline
-    _refuse_long_pause(means, change)
     running.record(generation=knowledge.desired.generation)
     if change.when == "idle":
         await _wait_until_idle(means, deadline)
@@ -256,21 +253,6 @@ async def _run_maintain(means: Means, running: Running) -> None:
     finally:
         await knowledge.run_dir.write_board(without_maintain)
     _finish(means, running, attempt)
-
-
-def _refuse_long_pause(means: Means, change: Change) -> None:
-    """Refuse a maintenance that may outlast whatever watches the engine, its health probe say."""
-    limit_s, expected = means.max_maintain_pause_s, means.knowledge.expected_pause()
-    if limit_s is None or expected is None or change.force:
-        return
-    key, pause_s = expected
-    if pause_s > limit_s:
-        raise Problem(
-            "pause_too_long",
-            f"{key} is expected to stand still for {pause_s:.1f} s, by its last full collection; the limit is"
-            f" {limit_s:g} s (--max-maintain-pause-s); nothing was changed",
-            extra={"expected_pause_s": round(pause_s, 3), "max_maintain_pause_s": limit_s},
-        )
 
 
 async def _wait_until_idle(means: Means, deadline: float) -> None:
@@ -349,9 +331,6 @@ async def _take_back_lease(knowledge: Knowledge, previous: Desired) -> None:
 async def _prepare(means: Means, change: Change) -> None:
     """Find out how to reach the engine, and refuse where there is nobody to reach."""
     knowledge = means.knowledge
-    if not await knowledge.run_dir.claim():
-        assert knowledge.run_dir.claim_fault is not None
-        raise Problem("other_sidecar", knowledge.run_dir.claim_fault.detail)
     if not knowledge.engines.has_rpc:
         # It was refused when it was last asked, but somebody waits now.
         patience_s = min(means.timing.board_after_s, change.deadline_s / 2)

@@ -32,19 +32,12 @@ class Coordinator:
     """See the module."""
 
     def __init__(
-        self,
-        run_dir: RunDir,
-        sight: Sight,
-        engines: Engines,
-        timing: Timing,
-        tally: Tally,
-        max_maintain_pause_s: float | None,
+        self, run_dir: str | None, sight: Sight, engines: Engines, timing: Timing, tally: Tally
     ) -> None:
-        self.knowledge = Knowledge(run_dir, sight, engines, timing)
+        self.knowledge = Knowledge(RunDir(run_dir), sight, engines, timing)
         self.watch = Watch(self.knowledge, timing, lambda: self._running is not None)
         self.ledger = Ledger()
-        carrier = Carrier(self.knowledge, timing)
-        self._means = Means(self.knowledge, self.watch, carrier, timing, max_maintain_pause_s)
+        self._means = Means(self.knowledge, self.watch, Carrier(self.knowledge, timing), timing)
         self._tally = tally
         self._running: Running | None = None
         self._task: asyncio.Task[None] | None = None

@@ -81,25 +81,6 @@ class Knowledge:
             contact_lost=not self.engines.is_reachable,
         )
 
-    def expected_pause(self) -> tuple[Key, float] | None:
-        """Whom a maintenance is expected to hold up longest, and for how many seconds: by each one's last full
-        collection, and by how much it has grown since the policy was entered. None where nothing is known."""
-        expected: list[tuple[float, Key]] = []
-        for page in self.sight.snapshot.pages:
-            identity, numbers = page.report.identity, page.report.numbers
-            last_s = self.sight.log.last_whole_s(identity.token)
-            if last_s is None or not page.alive:
-                continue
-            now, growth = numbers.get("anonymous_bytes") or 0, numbers.get("growth_bytes") or 0
-            has_grown = 0 < growth < now
-            expected.append(
-                (last_s * now / (now - growth) if has_grown else last_s, identity.keys[0])
-            )
-        if not expected:
-            return None
-        longest_s, key = max(expected)
-        return key, longest_s
-
     def note_applied(self, roster: Roster) -> None:
         """Remember who has what is desired, to know a successor that has it not."""
         self._applied.update(

@@ -268,12 +268,6 @@ class PauseLog:
         union = self._stalls.get(dp_rank)
         return union.total_s if union else 0.0
 
-    def last_whole_s(self, token: str) -> float | None:
-        """How long the last full collection of a process took that was CPython's own or ours. Somebody else's may
-        have found most of the heap frozen."""
-        of_it = (pause for pause in reversed(self._full) if pause.who.token == token)
-        return next((each.duration_s for each in of_it if each.trigger != "explicit"), None)
-
     def newest_first(self, is_wanted: Callable[[SeenPause], bool]) -> list[SeenPause]:
         """The kept pauses that are wanted."""
         found = [pause for kept in (self._full, self._young) for pause in kept if is_wanted(pause)]

@@ -82,16 +82,6 @@ KINDS: Mapping[str, Kind] = {
         "The policy belongs to another owner",
         "ask its owner, name it as `owner`, or add force=true to override it",
     ),
-    "other_sidecar": Kind(
-        409,
-        "Another sidecar controls this engine",
-        "ask that one, or stop it; one sidecar for each run directory",
-    ),
-    "pause_too_long": Kind(
-        409,
-        "The maintenance would hold up the engine for too long",
-        "restart the engine where it can be, or add force=true at a moment when it may stand still",
-    ),
     "no_policy": Kind(409, "No policy is in force", "POST /gc/freeze enters one"),
     # The engine.
     "engine_not_seen": Kind(

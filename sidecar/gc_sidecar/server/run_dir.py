@@ -1,4 +1,4 @@
-"""What the sidecar itself writes into the run directory: its claim, the board, the secret of the engine's route.
+"""What the sidecar itself writes into the run directory: the board, and the secret of the engine's route.
 
 What cannot be written stays as an obstacle until it can be. The pages there are read by `sight`.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gc_sidecar.server.claim import Claim, ClaimedError
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.problems import KINDS
 from gc_sidecar.server.secret import ensure_endpoint_token
@@ -17,60 +16,24 @@ from gc_sidecar_agent.endpoint import TOKEN_NAME
 
 
 class RunDir:
-    """The run directory at `path`; with None there is none, and nothing can be written. `address` is where people
-    reach this sidecar."""
+    """The run directory at `path`; with None there is none, and nothing can be written."""
 
-    def __init__(self, path: str | None, address: str = "") -> None:
+    def __init__(self, path: str | None) -> None:
         self.path = path
         self.board = Board()
         self.board_fault: Obstacle | None = None
-        self.claim_fault: Obstacle | None = None
-        self._claim = None if path is None else Claim(path, address)
         self._token_fault: Obstacle | None = None
         self._writing = asyncio.Lock()
 
     @property
     def obstacles(self) -> list[Obstacle]:
         """What cannot be written, and why."""
-        faults = (self.claim_fault, self.board_fault, self._token_fault)
+        faults = (self.board_fault, self._token_fault)
         return [fault for fault in faults if fault is not None]
-
-    @property
-    def is_anothers(self) -> bool:
-        """Whether another sidecar has claimed it."""
-        return self.claim_fault is not None and self.claim_fault.code == "other_sidecar"
-
-    async def claim(self) -> bool:
-        """Claim it for this sidecar; False where another one has it."""
-        if self._claim is not None:
-            await asyncio.to_thread(self._take, self._claim)
-        return not self.is_anothers
-
-    def _take(self, claim: Claim) -> None:
-        try:
-            claim.take()
-        except ClaimedError as error:
-            self.claim_fault = Obstacle(
-                "other_sidecar",
-                f"{self.path} belongs to {error}",
-                KINDS["other_sidecar"].remedy,
-                blocking=True,
-            )
-        except FileNotFoundError:
-            self.claim_fault = None  # the directory is not there yet
-        except OSError as error:
-            # Nobody is kept out, and nobody is harmed where there is one sidecar.
-            self.claim_fault = Obstacle(
-                "run_dir_not_claimed",
-                f"the sidecar cannot keep others out of {self.path}: {error.strerror}",
-                "see that no other sidecar uses it",
-            )
-        else:
-            self.claim_fault = None
 
     async def take_over(self) -> Board | None:
         """The board that a sidecar before us left; None where there is none, or none that can be read."""
-        if self.path is None or not await self.claim():
+        if self.path is None:
             return None
         await asyncio.to_thread(self._ensure_token, self.path)
         try:
@@ -89,7 +52,7 @@ class RunDir:
 
         One after the other, each from what the one before left: the end of a lease must not undo a change.
         """
-        if self.path is None or not await self.claim():
+        if self.path is None:
             return False
         async with self._writing:
             board = change(self.board)
@@ -108,14 +71,10 @@ class RunDir:
             self.board_fault = None
             return True
 
-    async def keep(self) -> bool:
-        """Claim it and write the secret, where either is not so (any more). True where another sidecar had it
-        until now, and what that one left is to be taken over."""
-        was_anothers = self.is_anothers
-        if self.path is None or not await self.claim():
-            return False
-        await asyncio.to_thread(self._ensure_token, self.path)
-        return was_anothers
+    async def retry_token(self) -> None:
+        """Write the secret where it is not there (any more)."""
+        if self.path is not None:
+            await asyncio.to_thread(self._ensure_token, self.path)
 
     def _ensure_token(self, path: str) -> None:
         try:

@@ -79,8 +79,7 @@ class Watch:
             try:
                 await self.look(0.0)
                 self._knowledge.engines.notice_processes(self._knowledge.processes)
-                if await self._knowledge.run_dir.keep():
-                    await self.take_over()
+                await self._knowledge.run_dir.retry_token()
             except Exception:
                 logger.exception(
                     "looking at the run directory failed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import math
@@ -24,7 +23,7 @@ import pytest
 
 from gc_sidecar_agent import agent as agent_module
 from gc_sidecar_agent.agent import RUN_DIR_VARIABLE, Agent, Topology, this_process
-from gc_sidecar_agent.board import BOARD_NAME, CLAIM_NAME, Board, Lease, write_board
+from gc_sidecar_agent.board import BOARD_NAME, Board, Lease, write_board
 from gc_sidecar_agent.command import OPERATION_ID, PROTOCOL_VERSION, Command
 from gc_sidecar_agent.memory import CgroupMemory
 from gc_sidecar_agent.page import (
@@ -462,25 +461,6 @@ def test_freeze_maintain_and_restore_on_the_board_are_followed(
         assert triggers == ["entry", "maintain", "restore"]
         where = "gc-sidecar-agent" if roles == ["api_server"] else "MainThread"
         assert set(engine.ask("ran_on")) == {where}
-
-
-def hold_claim(path: str) -> None:
-    fd = os.open(path, os.O_RDWR)
-    fcntl.lockf(fd, fcntl.LOCK_EX)
-    say("held")
-    hear()
-
-
-def test_a_maintenance_whose_sidecar_has_ended_is_left_undone(tmp_path: Path) -> None:
-    claim = tmp_path / CLAIM_NAME
-    claim.touch()  # nobody holds it
-    with Engine(tmp_path, "worker") as engine:
-        write_board(str(tmp_path), Board(maintain=Command("maintain", "late", 0)))
-        engine.poll_often()
-        assert engine.page().numbers["maintains"] == 0
-        with Child(hold_claim, path=claim) as sidecar:
-            assert sidecar.hear() == "held"
-            wait_until(lambda: engine.page().numbers["maintains"] == 1)
 
 
 def test_what_the_busy_loop_is_asked_to_do_is_left_to_it_for_a_while(tmp_path: Path) -> None:

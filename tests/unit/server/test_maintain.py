@@ -57,31 +57,6 @@ async def test_a_collection_that_did_not_happen_is_told_with_its_code(
     assert partial.json()["operation"]["state"] == "partial"
 
 
-async def test_one_that_would_take_too_long_is_refused_unless_it_is_forced(
-    start_engine: StartEngine, start_sidecar: StartSidecar
-) -> None:
-    engine = start_engine()
-    sidecar = await start_sidecar(engine, max_maintain_pause_s=1.0)
-    await sidecar.until_seen("plugin", 4)
-    assert (await sidecar.client.post("/gc/maintain")).status_code == 200, "nothing is known yet"
-    engine.collect("worker-0-1", 0.4, trigger="entry")
-    engine.collect("worker-0-1", 0.001, trigger="explicit")
-    await sidecar.until_recorded(2)
-    assert (await sidecar.client.post("/gc/maintain")).status_code == 200
-    # Three times as large as when it was measured.
-    numbers = {"anonymous_bytes": 3 << 30, "growth_bytes": 2 << 30}
-    engine.set_process("worker-0-1", numbers=numbers)
-    await sidecar.until(
-        lambda status: any(p["memory"]["growth_bytes"] == 2 << 30 for p in status["processes"])
-    )
-    before = engine.calls()
-    problem = assert_problem(await sidecar.client.post("/gc/maintain"), 409, "pause_too_long")
-    assert problem["detail"].startswith("worker dp0 rank 1 is expected to stand still for 1.2 s")
-    assert problem["expected_pause_s"] == pytest.approx(1.2)
-    assert engine.calls() == before
-    assert (await sidecar.client.post("/gc/maintain?force=true")).status_code == 200
-
-
 async def test_it_waits_until_nothing_runs(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:

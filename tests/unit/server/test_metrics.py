@@ -452,7 +452,7 @@ async def test_whatever_stands_on_a_page_everything_is_answered(
     pages = [hostile_page(run_dir, chance, number) for number in range(1, 13)]
     # Their writer is this process, which holds no lock against itself.
     monkey = pytest.MonkeyPatch()
-    monkey.setattr("gc_sidecar_agent.page.is_locked", lambda fd: True)
+    monkey.setattr("gc_sidecar_agent.page._is_locked", lambda fd: True)
     try:
         for _ in range(2):
             series = await scrape(sidecar)
@@ -487,7 +487,7 @@ async def test_two_processes_that_claim_one_place_have_no_series_twice(
     engine = start_engine(workers=1)
     sidecar = await start_sidecar(engine)
     await sidecar.until_seen("plugin", 3)
-    monkeypatch.setattr("gc_sidecar_agent.page.is_locked", lambda fd: True)
+    monkeypatch.setattr("gc_sidecar_agent.page._is_locked", lambda fd: True)
     page = create_page(str(run_dir), page_name("engine_core", 0, 0, 1))
     identity = {
         "roles": ["engine_core", "worker"], "dp_rank": 0, "rank": 0, "token": "both",
