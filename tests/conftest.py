@@ -8,6 +8,10 @@ import os
 import pytest
 
 
+# Tests start hundreds of processes, each of which would compile the packages again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 def pytest_xdist_auto_num_workers() -> int:
     # Most tests wait for processes, so more of them may run at once than there are cores.
     return max(4, os.cpu_count() or 1)

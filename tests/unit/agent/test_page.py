@@ -970,7 +970,9 @@ def test_no_number_is_ever_torn_and_no_record_is_ever_mixed(tmp_path: Path) -> N
         end = time.monotonic() + 1.0
         seen: set[int | None] = set()
         kinds: set[bool] = set()
-        while time.monotonic() < end:
+        # Until both have been seen of each, and for a while in any case.
+        while time.monotonic() < end or len(seen) < 2 or len(kinds) < 2:
+            assert time.monotonic() < end + 30
             for _ in range(100):
                 read = read_page(str(tmp_path), name).numbers
                 seen.update(value for key, value in read.items() if key != "full_ring_next")
