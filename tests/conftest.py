@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-
 # Tests start hundreds of processes, each of which would compile the packages again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
