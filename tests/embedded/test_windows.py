@@ -96,6 +96,7 @@ def test_late_tokens_are_not_blamed_on_gc_where_it_was_something_else(stage: Sta
             wait_for("it goes on", lambda seen=seen: _tokens(stage) > seen + 100)
         verdict = stage.close("else")
     assert verdict["latency"]["says"] == "not the server's GC", verdict["latency"]
+    assert all(process["pauses"]["gen2"]["count"] == 0 for process in verdict["processes"])
     assert verdict["clean"], verdict["reasons"]
     assert stage.sidecar.post("/gc/restore")[0] == 200
 

@@ -343,15 +343,23 @@ def until_collecting(run_dir: Path, since_ns: int = 5) -> PageReading:
                 return page
 
 
+def collecting_under_another_clock(
+    engine: StandInEngine, run_dir: Path, clock: Callable[[], float]
+) -> Sight:
+    """A sight that has just seen a process collect whose clock is not ours."""
+    engine.set_process("worker-0-0", collecting_since_ns=5, clock_ahead_ns=1 << 40)
+    until_collecting(run_dir)
+    sight = Sight(str(run_dir), clock=clock)
+    assert any(page.collecting_s == 0 for page in sight.read().pages)
+    return sight
+
+
 def test_a_collection_has_run_since_it_began_or_where_clocks_differ_since_it_was_seen(
     start_engine: StartEngine, run_dir: Path
 ) -> None:
     engine = start_engine(workers=1)
-    engine.set_process("worker-0-0", collecting_since_ns=5, clock_ahead_ns=1 << 40)
-    until_collecting(run_dir)
     now = 1000.0
-    sight = Sight(str(run_dir), clock=lambda: now)
-    assert any(page.collecting_s == 0 for page in sight.read().pages)
+    sight = collecting_under_another_clock(engine, run_dir, lambda: now)
     now += 7.0
     page = next(page for page in sight.read().pages if page.collecting_s is not None)
     assert page.collecting_s == 7.0
@@ -366,11 +374,8 @@ def test_a_reading_that_fails_once_forgets_nothing(
     start_engine: StartEngine, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start_engine(workers=1)
-    engine.set_process("worker-0-0", collecting_since_ns=5, clock_ahead_ns=1 << 40)
-    until_collecting(run_dir)
     now = 1000.0
-    sight = Sight(str(run_dir), clock=lambda: now)
-    assert any(page.collecting_s == 0 for page in sight.read().pages)
+    sight = collecting_under_another_clock(engine, run_dir, lambda: now)
 
     def fail(*_: Any) -> Any:
         raise OSError(errno.EMFILE, "too many open files")
