@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # later than CPython 3.9, on which doctor looks at a board to
 BOARD_NAME = "board.json"
 BOARD_VERSION = 1
 MAXIMUM_BOARD_BYTES = 65536
+MAXIMUM_TIME = 1e12
 
 
 class BoardError(Exception):
@@ -47,11 +48,19 @@ class Lease:
 
 @dataclass(frozen=True)
 class Board:
-    """What the sidecar wants of every process of its engine."""
+    """What the sidecar wants of every process of its engine. After `maintain_until` (seconds since the epoch)
+    nobody begins the maintenance any more: its sidecar may have ended."""
 
     policy: Command | None = None
     maintain: Command | None = None
     lease: Lease | None = None
+    maintain_until: float | None = None
+
+    @property
+    def timely_maintain(self) -> Command | None:
+        """The maintenance, while it may begin."""
+        until = self.maintain_until
+        return self.maintain if until is None or time.time() < until else None
 
 
 def lease_remaining_s(lease: Lease) -> float:
@@ -109,6 +118,7 @@ def parse_board(data: bytes) -> Board:
             policy=_command(value.get("policy"), POLICY_KINDS),
             maintain=_command(value.get("maintain"), ("maintain",)),
             lease=_lease(value.get("lease")),
+            maintain_until=_time(value.get("maintain_until")),
         )
     except CommandError as error:
         raise BoardError(str(error)) from None
@@ -121,6 +131,7 @@ def write_board(run_dir: str, board: Board) -> None:
         "policy": board.policy.to_dict() if board.policy else None,
         "maintain": board.maintain.to_dict() if board.maintain else None,
         "lease": vars(board.lease) if board.lease else None,
+        "maintain_until": board.maintain_until,
     }
     temporary = os.path.join(run_dir, f".{BOARD_NAME}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     fd = os.open(
@@ -155,6 +166,14 @@ def _is_number(value: Any, maximum: float) -> TypeGuard[float]:
     return is_number and 0 <= value <= maximum
 
 
+def _time(value: Any) -> float | None:
+    if value is None:
+        return None
+    if not _is_number(value, MAXIMUM_TIME):
+        raise BoardError("maintain_until is no time")
+    return float(value)
+
+
 def _lease(value: Any) -> Lease | None:
     if value is None:
         return None
@@ -167,7 +186,7 @@ def _lease(value: Any) -> Lease | None:
         not _is_number(sequence, MAXIMUM_GENERATION)
         or not isinstance(sequence, int)
         or not _is_number(remaining_s, 1e9)
-        or not _is_number(expires_at, 1e12)
+        or not _is_number(expires_at, MAXIMUM_TIME)
     ):
         raise BoardError("lease has a field that is missing or out of range")
     return Lease(sequence, float(remaining_s), float(expires_at))

@@ -126,7 +126,9 @@ class Client:
 
     def maintain(self, **fields: Any) -> Answer:
         """`POST /gc/maintain`; the answer may be `running` (202): see `wait_operation`."""
-        return self._change("/gc/maintain", fields)
+        # Said, so that both ends wait for as long.
+        deadline_s = fields.pop("deadline_s", None) or DEFAULT_DEADLINE_S
+        return self._change("/gc/maintain", {**fields, "deadline_s": deadline_s})
 
     def restore(self, **fields: Any) -> Answer:
         """`POST /gc/restore`: back to normal."""

@@ -49,8 +49,9 @@ class BoardFollower:
             command = still_wanted(wanted, lease)
             if command is not None:
                 self._follow(command, grace_s, hand_over)
-        if self._board.maintain is not None:
-            self._follow(self._board.maintain, grace_s, hand_over)
+        maintain = self._board.timely_maintain
+        if maintain is not None:
+            self._follow(maintain, grace_s, hand_over)
         if (
             wanted is not None
             and lease is not None

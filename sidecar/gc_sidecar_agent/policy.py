@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gc_sidecar_agent.collection import Collect, Collection, CollectionError
@@ -25,6 +25,8 @@ from gc_sidecar_agent.page import NUMBER_INDEX
 OFF = "off"
 # The third threshold that no count reaches. Above 2**31 - 1 set_threshold raises OverflowError.
 HELD_OFF = 1 << 30
+# How long what somebody else did to GC may last before it is put right.
+DRIFT_GRACE_S = 2.0
 REMEMBERED_OUTCOMES = 64
 
 _FREEZES = NUMBER_INDEX["freezes"]
@@ -56,7 +58,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a policy ended by itself."""
+    """Why a policy ended by itself, or what somebody else did to this process's GC while it was in force."""
 
     code: str
     detail: str
@@ -76,6 +78,8 @@ class Policy:
         self.refused: dict[str, Any] | None = None
         self.collect_pending = False
         self.exits: dict[str, int] = {}
+        self.drift: Reason | None = None
+        self.drifts: dict[str, int] = {}  # how often, by the code of the reason
         self.last_outcome: Outcome | None = None
         self.changes = 0  # rises with every change that `description` shows
         self.lease_deadline: float | None = None  # on time.monotonic()
@@ -90,6 +94,8 @@ class Policy:
         self._refreeze_pending = False
         self._pending_since_full = 0
         self._next_tick = 0.0
+        self._drifted_at = 0.0
+        self._full_at_freeze = 0  # full collections that were not ours, when we last froze
 
     # --- what others ask ---
 
@@ -174,6 +180,8 @@ class Policy:
             end = self._reason_to_end(anonymous_bytes, now)
             if end is None and now >= self._next_tick:
                 end = self._tick(now)
+            elif end is None:
+                end = self._mind_drift(now)
             if end is not None:
                 self._leave(end, collect, now + 2.0)
         finally:
@@ -203,6 +211,8 @@ class Policy:
             "refused": self.refused,
             "collect_pending": self.collect_pending,
             "exits": dict(self.exits),
+            "drift": vars(self.drift) if self.drift else None,
+            "drifts": dict(self.drifts),
             "operation": self.last_outcome.to_dict() if self.last_outcome else None,
         }
 
@@ -331,6 +341,7 @@ class Policy:
         gc.freeze()
         self._meter.words[_FREEZES] += 1
         self._meter.words[_FREEZES_SINCE_MAINTAIN] += 1
+        self._full_at_freeze = self._foreign_full_collections()
 
     def _reason_to_end(self, anonymous_bytes: int | None, now: float) -> Reason | None:
         if self.lease_deadline is not None and now >= self.lease_deadline:
@@ -354,6 +365,43 @@ class Policy:
             return Reason("freeze_failed", f"{type(error).__name__}: {error}")
         return None
 
+    def _mind_drift(self, now: float) -> Reason | None:
+        """Notice what somebody else did to GC, and put it right where it is ours and has lasted: a benchmark or a
+        graph capture that changes GC for a moment puts it back itself. Why the policy has to end, if it has."""
+        before, self.drift = self.drift, self._find_drift()
+        if self.drift is None or before is None or self.drift.code != before.code:
+            self._drifted_at = now
+            if self.drift is not None:
+                self.drifts[self.drift.code] = self.drifts.get(self.drift.code, 0) + 1
+            self.changes += self.drift != before
+            return None
+        if now - self._drifted_at < DRIFT_GRACE_S or self.drift.code == "gc_disabled":
+            return None
+        self._drifted_at = now
+        try:
+            if self._found is not None and self.drift.code == "thresholds_changed":
+                # The newest wish for the time after the policy.
+                self._found = replace(self._found, thresholds=gc.get_threshold())
+                self._hold_off()
+            self._freeze()
+        except Exception as error:
+            return Reason("freeze_failed", f"{type(error).__name__}: {error}")
+        return None
+
+    def _find_drift(self) -> Reason | None:
+        thresholds = gc.get_threshold()
+        if thresholds[2] != HELD_OFF:
+            return Reason("thresholds_changed", f"somebody set the thresholds to {thresholds}")
+        if self._found is not None and self._found.enabled and not gc.isenabled():
+            return Reason("gc_disabled", "somebody disabled GC; it is theirs to enable it again")
+        if self._foreign_full_collections() > self._full_at_freeze:
+            detail = "somebody ran a full collection, and may have unfrozen the heap for it"
+            return Reason("foreign_collection", detail)
+        return None
+
+    def _foreign_full_collections(self) -> int:
+        return self._meter.words[_FULL_COUNT] - self._meter.requested_collections
+
     def _fail(self, error: Exception, collect: Collect, deadline: float) -> None:
         """A freeze failed: never leave full collections off while nobody freezes."""
         reason = Reason("freeze_failed", f"{type(error).__name__}: {error}")
@@ -370,6 +418,7 @@ class Policy:
         self.lease_deadline = None
         self.entry_anonymous_bytes = None
         self.reason = reason
+        self.drift = None
         exit_reason = reason.code if reason else "restored"
         self.exits[exit_reason] = self.exits.get(exit_reason, 0) + 1
         self._refreeze_pending = self._found.frozen if self._found else False

@@ -32,18 +32,14 @@ def tp2(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sidecar(tp2: Scene) -> Iterator[SidecarProcess]:
+    """One for each test: a run directory has one at a time."""
     with tp2.sidecar("tp2") as running:
         running.wait_for_coverage(4)
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _normal_before_and_after(tp2: Scene, sidecar: SidecarProcess) -> Iterator[None]:
-    yield
-    code, body = sidecar.post("/gc/restore", {"force": True})
-    assert code == 200, body
+        code, body = running.post("/gc/restore", {"force": True})
+        assert code == 200, body
     tp2.assert_serves()
     tp2.assert_log_is_quiet()
 
@@ -246,11 +242,11 @@ def test_a_tick_that_fails_ends_the_policy_in_its_process(
     assert tp2.gc_state({"worker-0-0": worker}) == {"worker-0-0": before["worker-0-0"]}
 
 
-def test_the_board_alone_does_all_of_it(tp2: Scene, sidecar: SidecarProcess) -> None:
-    pids = pids_of(sidecar.status())
-    before = tp2.gc_state(pids)
+def test_the_board_alone_does_all_of_it(tp2: Scene) -> None:
     with tp2.sidecar("board", engine=False) as board:
         status = board.wait_for_coverage(4)
+        pids = pids_of(status)
+        before = tp2.gc_state(pids)
         assert status["transport"] == "board"
         code, body = board.post("/gc/freeze")
         assert code == 200, body
@@ -270,17 +266,19 @@ def test_the_board_alone_does_all_of_it(tp2: Scene, sidecar: SidecarProcess) -> 
             lambda: not any(row["collect_pending"] for row in board.status()["processes"]),
         )
         assert tp2.gc_state(pids) == before
+    tp2.assert_serves()
+    tp2.assert_log_is_quiet()
 
 
 def test_a_lease_that_ends_restores_every_process_without_a_sidecar(
-    tp2: Scene, sidecar: SidecarProcess
+    tp2: Scene,
 ) -> None:
-    pids = pids_of(sidecar.status())
-    before = tp2.gc_state(pids)
     with tp2.sidecar("short-lived") as short_lived:
-        short_lived.wait_for_coverage(4)
+        pids = pids_of(short_lived.wait_for_coverage(4))
+        before = tp2.gc_state(pids)
         assert short_lived.post("/gc/freeze", {"lease_s": 3, "force": True})[0] == 200
     wait_for("all are as found", lambda: tp2.gc_state(pids) == before, deadline_s=10)
+    tp2.assert_serves()
 
 
 def test_the_callback_makes_no_system_call_in_a_worker(tp2: Scene, sidecar: SidecarProcess) -> None:

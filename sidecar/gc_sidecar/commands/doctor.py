@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gc_sidecar.server.claim import claimant
 from gc_sidecar.server.desired import Desired, desired_from_board
 from gc_sidecar.server.engine_http import EngineFault, ask, make_client
 from gc_sidecar.server.logs import rfc3339
@@ -119,6 +120,7 @@ class Surroundings:
     roster: Roster
     board: Board | None
     board_fault: str | None
+    claimant: str | None
 
     @property
     def run_dir(self) -> str | None:
@@ -227,6 +229,7 @@ async def survey(settings: Settings, url: str, listener: ListenerAnswer) -> Surr
         roster=take_roll(snapshot, (), Desired(), {}, TIMING.stale_after_s),
         board=board,
         board_fault=fault,
+        claimant=claimant(settings.run_dir) if settings.run_dir is not None else None,
     )
 
 
@@ -489,6 +492,8 @@ def check_board(around: Surroundings) -> Iterator[Finding]:
             " have ended it themselves",
             f"start the sidecar, which tidies up; or remove the board: rm {path}",
         )
+    elif desired.is_on and around.claimant is not None:
+        yield ok("board", f"{desired.mode} by {desired.owner} is in force")
     elif desired.is_on and not is_served:
         ends = rfc3339(desired.lease_expires_at() or 0.0)
         yield warning(
@@ -504,8 +509,15 @@ def check_board(around: Surroundings) -> Iterator[Finding]:
 
 
 def check_other_sidecar(around: Surroundings) -> Iterator[Finding]:
-    """A board that was just written, by whom?"""
+    """Who else uses the run directory?"""
     if around.run_dir is None or around.listener.kind == "sidecar":
+        return
+    if around.claimant is not None:
+        yield warning(
+            "other_sidecar",
+            f"{around.run_dir} belongs to {around.claimant}, and nobody answers at {around.url}",
+            "if that is yours, say where it listens: --url; else stop it, or use another directory",
+        )
         return
     try:
         status = os.lstat(os.path.join(around.run_dir, BOARD_NAME))

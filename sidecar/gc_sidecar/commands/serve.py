@@ -31,7 +31,7 @@ Lists are separated by commas there: GC_SIDECAR_ENGINE_URL=http://a:8000,http://
 
 exit codes:
   0  stopped by SIGTERM or SIGINT (within 2 s; leases end by themselves)
-  1  an address cannot be bound
+  1  an address cannot be bound, or another sidecar has the run directory
   2  wrong usage, or a configuration that cannot be used
 """
 
@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine-token-file",
         metavar="FILE",
         help="the secret of our endpoint plugin, for an engine without a shared run directory",
+    )
+    engine.add_argument(
+        "--max-maintain-pause-s",
+        metavar="SECONDS",
+        help="refuse a maintenance that is expected to hold up a process for longer, for its health probe's"
+        " sake; force=true overrides (default: no limit)",
     )
     control = parser.add_argument_group("the control listener: every route")
     control.add_argument(
@@ -92,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     # FastAPI and its kin take a second to import; `--help` should not.
     from gc_sidecar.server.app import make_services
+    from gc_sidecar.server.claim import ClaimedError
     from gc_sidecar.server.listeners import ListenError, serve
     from gc_sidecar.server.logs import configure_logs
+    from gc_sidecar.server.problems import KINDS
     from gc_sidecar.server.security import TokenFile
     from gc_sidecar.server.settings import Settings, SettingsError, load_settings
 
@@ -139,6 +147,8 @@ def run(args: argparse.Namespace) -> int:
         serve(services)
     except ListenError as error:
         return _fail(str(error), EXIT_FAILED)
+    except ClaimedError as error:
+        return _fail(f"{error}; {KINDS['other_sidecar'].remedy}", EXIT_FAILED)
     return EXIT_OK
 
 

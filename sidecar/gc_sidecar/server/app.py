@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 
 from gc_sidecar import __version__
 from gc_sidecar.server import engine_http
+from gc_sidecar.server.claim import ClaimedError
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.engines import Engines
 from gc_sidecar.server.problems import Problem
@@ -27,6 +29,7 @@ from gc_sidecar.server.routes import (
     show_mistake,
     show_problem,
 )
+from gc_sidecar.server.run_dir import RunDir
 from gc_sidecar.server.secret import endpoint_secret
 from gc_sidecar.server.security import Guard, TokenFile
 from gc_sidecar.server.settings import Settings
@@ -45,11 +48,24 @@ class Services:
     windows: Windows
     tally: Tally
     http: httpx.AsyncClient
+    timing: Timing
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Take over what a sidecar before us left, then watch and keep contact until the end."""
-        await self.coordinator.take_over()
+        """Take over what a sidecar before us left, then watch and keep contact until the end.
+
+        Raises ClaimedError where another sidecar has the run directory, and keeps it.
+        """
+        run_dir = self.coordinator.knowledge.run_dir
+        patience = time.monotonic() + self.timing.claim_patience_s
+        while not await run_dir.claim():
+            # It may be about to leave: one that is told to stop takes a moment.
+            if time.monotonic() >= patience:
+                await self.http.aclose()
+                assert run_dir.claim_fault is not None
+                raise ClaimedError(run_dir.claim_fault.detail)
+            await asyncio.sleep(self.timing.sight_fresh_s)
+        await self.coordinator.watch.take_over()
         tasks = [
             asyncio.create_task(self.coordinator.watch.keep_watch()),
             asyncio.create_task(self.coordinator.watch.keep_contact()),
@@ -64,6 +80,7 @@ class Services:
                     task.cancel()
                 _, pending = await asyncio.wait(pending, timeout=0.05)
             await self.http.aclose()
+            run_dir.release()
 
 
 def make_services(settings: Settings, timing: Timing | None = None) -> Services:
@@ -75,9 +92,13 @@ def make_services(settings: Settings, timing: Timing | None = None) -> Services:
     engines = Engines(
         settings.engine_url, http, secret, timing, tally, has_run_dir=settings.run_dir is not None
     )
-    coordinator = Coordinator(settings.run_dir, Sight(settings.run_dir), engines, timing, tally)
+    host, port = settings.control_address
+    run_dir = RunDir(settings.run_dir, f"{host}:{port}")
+    coordinator = Coordinator(
+        run_dir, Sight(settings.run_dir), engines, timing, tally, settings.max_maintain_pause_s
+    )
     windows = Windows(coordinator.knowledge, coordinator.watch, coordinator.ledger, timing)
-    return Services(settings, coordinator, windows, tally, http)
+    return Services(settings, coordinator, windows, tally, http, timing)
 
 
 def make_control_app(services: Services) -> ASGIApp:

@@ -126,9 +126,9 @@ class Carrier:
 
     def _no_way(self) -> Problem:
         """Why a command can be sent over neither RPC nor board."""
-        fault = self._knowledge.run_dir.board_fault
+        fault = self._knowledge.run_dir.why_not_written
         if fault is not None:
-            return Problem("board_not_written", fault.detail)
+            return Problem(fault.code, fault.detail, fault.remedy)
         obstacles = self._knowledge.engines.obstacles()
         desync = next((each for each in obstacles if each.code == "rpc_desync"), None)
         if desync is not None:

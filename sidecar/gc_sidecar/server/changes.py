@@ -21,7 +21,16 @@ from gc_sidecar.server.tasks import spawn
 from gc_sidecar.server.timing import Timing
 from gc_sidecar.server.watch import Watch, without_maintain
 from gc_sidecar_agent.board import Board
-from gc_sidecar_agent.command import POLICY_KINDS, Command
+from gc_sidecar_agent.command import (
+    DEFAULT_DEADLINE_S,
+    MAXIMUM_DEADLINE_S,
+    POLICY_KINDS,
+    Command,
+)
+
+# In units of the pause that is expected: how long the caller of a maintenance waits for its answer, and how long
+# it may go on.
+DEADLINE_IN_PAUSES, LIMIT_IN_PAUSES = 2, 10
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class Means:
     watch: Watch
     carrier: Carrier
     timing: Timing
+    # The longest pause that a maintenance may be expected to make; None is no limit.
+    max_maintain_pause_s: float | None
 
 
 @dataclass(frozen=True)
@@ -224,9 +235,18 @@ def _told_of_rollback(rolled_back: bool | str, attempt: Attempt, has_run_dir: bo
 # --- maintenance ---
 
 
+def maintain_deadline_s(knowledge: Knowledge) -> float:
+    """How long the answer to a maintenance may take where its caller does not say: long enough for one like the
+    last."""
+    expected = knowledge.expected_pause()
+    patience_s = DEADLINE_IN_PAUSES * expected.pause_s if expected is not None else 0.0
+    return min(max(DEFAULT_DEADLINE_S, patience_s), MAXIMUM_DEADLINE_S)
+
+
 async def _run_maintain(means: Means, running: Running) -> None:
     change, knowledge, timing = running.change, means.knowledge, means.timing
     deadline = running.deadline
+    _refuse_long_pause(means, change)
     running.record(generation=knowledge.desired.generation)
     if change.when == "idle":
         await _wait_until_idle(means, deadline)
@@ -242,17 +262,40 @@ async def _run_maintain(means: Means, running: Running) -> None:
         trim=change.trim,
         deadline_s=change.deadline_s,
     )
-    longest_s = max(timing.background_limit_s, change.deadline_s)
+    expected = knowledge.expected_pause()
+    longest_s = max(
+        timing.background_limit_s,
+        change.deadline_s,
+        LIMIT_IN_PAUSES * expected.pause_s if expected is not None else 0.0,
+    )
+    begin_until = time.time() + max(timing.maintain_begin_s, deadline - time.monotonic())
     try:
         attempt = await means.carrier.carry(
             command,
-            lambda board: replace(board, maintain=command),
+            lambda board: replace(board, maintain=command, maintain_until=begin_until),
             deadline,
             Overtime(running.started + longest_s, running.goes_on.set),
         )
     finally:
         await knowledge.run_dir.write_board(without_maintain)
     _finish(means, running, attempt)
+
+
+def _refuse_long_pause(means: Means, change: Change) -> None:
+    """Refuse a maintenance that may outlast whatever watches the engine, its health probe say."""
+    limit_s, expected = means.max_maintain_pause_s, means.knowledge.expected_pause()
+    if limit_s is None or expected is None or change.force:
+        return
+    if expected.pause_s > limit_s:
+        raise Problem(
+            "pause_too_long",
+            f"{expected.key} is expected to stand still for {expected.pause_s:.1f} s, by its last maintenance and by"
+            f" what it has grown since; the limit is {limit_s:g} s (--max-maintain-pause-s); nothing was changed",
+            extra={
+                "expected_pause_s": round(expected.pause_s, 3),
+                "max_maintain_pause_s": limit_s,
+            },
+        )
 
 
 async def _wait_until_idle(means: Means, deadline: float) -> None:
@@ -295,7 +338,7 @@ async def _renew(means: Means, running: Running) -> Attempt:
         policy = board.policy
         if policy is None or policy.generation != desired.generation:
             policy = desired.command(new_id("policy"), change.deadline_s)
-        return Board(policy, board.maintain, desired.lease())
+        return replace(board, policy=policy, lease=desired.lease())
 
     pages_tell_all = knowledge.run_dir.path is not None and all(
         row.page is not None for row in knowledge.roster().rows if row.is_live

@@ -32,12 +32,21 @@ class Coordinator:
     """See the module."""
 
     def __init__(
-        self, run_dir: str | None, sight: Sight, engines: Engines, timing: Timing, tally: Tally
+        self,
+        run_dir: RunDir,
+        sight: Sight,
+        engines: Engines,
+        timing: Timing,
+        tally: Tally,
+        max_maintain_pause_s: float | None,
     ) -> None:
-        self.knowledge = Knowledge(RunDir(run_dir), sight, engines, timing)
-        self.watch = Watch(self.knowledge, timing, lambda: self._running is not None)
+        self.knowledge = Knowledge(run_dir, sight, engines, timing)
         self.ledger = Ledger()
-        self._means = Means(self.knowledge, self.watch, Carrier(self.knowledge, timing), timing)
+        self.watch = Watch(
+            self.knowledge, timing, lambda: self._running is not None, self._record_orphan
+        )
+        carrier = Carrier(self.knowledge, timing)
+        self._means = Means(self.knowledge, self.watch, carrier, timing, max_maintain_pause_s)
         self._tally = tally
         self._running: Running | None = None
         self._task: asyncio.Task[None] | None = None
@@ -46,12 +55,6 @@ class Coordinator:
     def running(self) -> Operation | None:
         """The operation that runs now."""
         return self.ledger.get(self._running.change.operation_id) if self._running else None
-
-    async def take_over(self) -> None:
-        """When the sidecar starts: what a sidecar before us left."""
-        orphan = await self.watch.take_over()
-        if orphan is not None:
-            self._record_orphan(orphan)
 
     def _record_orphan(self, maintain: Command) -> None:
         self.ledger.put(
@@ -72,6 +75,10 @@ class Coordinator:
         It goes on when the caller leaves. The operation that is returned still runs where it is a
         maintenance that outlasts its deadline.
         """
+        if self._is_superseded_by(change):
+            await self._end_running(change)
+        if self._running is None:
+            await self._have_run_dir()
         known = self.ledger.get(change.operation_id)
         if known is None:
             self._admit(change)
@@ -93,6 +100,33 @@ class Coordinator:
         assert operation is not None
         return operation
 
+    def _is_superseded_by(self, change: Change) -> bool:
+        """Whether what runs has to give way: somebody wants normal GC now, whatever hangs."""
+        running = self._running
+        return (
+            (change.kind == "restore" and change.force)
+            and running is not None
+            and running.change.kind != "restore"
+        )
+
+    async def _end_running(self, change: Change) -> None:
+        """Wait no longer for what runs; what it sent may still be done, before what `change` sends."""
+        running, task = self._running, self._task
+        if running is None or task is None:
+            return
+        task.cancel()
+        await asyncio.wait({task})
+        detail = f"{change.operation_id} has ended it: a forced restore waits for nothing"
+        running.record(problem=Problem("outcome_unknown", detail))
+
+    async def _have_run_dir(self) -> None:
+        """Refuse where another sidecar controls this engine; where one did until now, know what it wanted."""
+        run_dir = self.knowledge.run_dir
+        if not await run_dir.claim():
+            assert run_dir.claim_fault is not None
+            raise Problem("other_sidecar", run_dir.claim_fault.detail)
+        await self.watch.take_over_if_need_be()
+
     def _admit(self, change: Change) -> None:
         """Refuse what may not run now; no await before it is registered as running."""
         if self._running is not None:
@@ -100,7 +134,7 @@ class Coordinator:
             raise Problem(
                 "operation_running",
                 f"operation {running_id} has not ended",
-                remedy=f"wait for it: GET /gc/operations/{running_id}",
+                remedy=f"wait for it: GET /gc/operations/{running_id}; POST /gc/restore?force=true does not wait",
                 extra={"operation_id": running_id},
                 headers={"Retry-After": "1", "Location": f"/gc/operations/{running_id}"},
             )

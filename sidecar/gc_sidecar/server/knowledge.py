@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gc_sidecar.server.desired import Desired, desired_from_reports
 from gc_sidecar.server.engines import Engines
+from gc_sidecar.server.forecast import Expected, Forecast
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.reports import Identity, Key, Reply, Report
 from gc_sidecar.server.roster import Roster, take_roll
@@ -28,6 +29,7 @@ class Knowledge:
         self.run_dir = run_dir
         self.sight = sight
         self.engines = engines
+        self._forecast = Forecast(sight.log)
         self._timing = timing
         self._replies: dict[str, Report] = {}
         # How often replies were let go of that nothing has replaced: only another RPC can tell what they told.
@@ -46,6 +48,7 @@ class Knowledge:
         await self.sight.look(maximum_age_s)
         if self.sight.snapshot is not self._judged:
             self._judged = self.sight.snapshot
+            self._forecast.notice(self.sight.snapshot.pages)
             self._forget_disproved()
 
     def _forget_disproved(self) -> None:
@@ -80,6 +83,10 @@ class Knowledge:
             self._timing.stale_after_s,
             contact_lost=not self.engines.is_reachable,
         )
+
+    def expected_pause(self) -> Expected | None:
+        """How long a maintenance is expected to take, and in whom; None where nothing was measured yet."""
+        return self._forecast.longest(self.sight.snapshot.pages)
 
     def note_applied(self, roster: Roster) -> None:
         """Remember who has what is desired, to know a successor that has it not."""

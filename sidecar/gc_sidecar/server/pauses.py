@@ -27,6 +27,8 @@ OPEN_INTERVALS = 4096
 CLOSELY_S, CLOSELY = 0.005, 0.5
 # In how many steps to a doubling lengths are told apart.
 LENGTH_STEPS = 16
+# What surely walks the whole heap: any other collection may have found most of it frozen.
+WHOLE_HEAP_TRIGGERS = ("maintain", "restore")
 NANO = 1e-9
 
 
@@ -210,6 +212,7 @@ class PauseLog:
         self._full: deque[SeenPause] = deque(maxlen=KEPT)
         self._young: deque[SeenPause] = deque(maxlen=KEPT)
         self._told: dict[str, _Told] = {}
+        self._whole: dict[str, SeenPause] = {}
         self._stalls: dict[int, IntervalUnion] = {}
         # Called with each new pause: the windows that are open.
         self.listeners: list[Callable[[SeenPause], None]] = []
@@ -220,6 +223,8 @@ class PauseLog:
         # In their order, so that what overlaps comes together, however many there are.
         for pause in sorted(news, key=lambda pause: pause.start_s):
             (self._full if pause.gc_generation == 2 else self._young).append(pause)
+            if pause.gc_generation == 2 and pause.trigger in WHOLE_HEAP_TRIGGERS:
+                self._whole[pause.who.token] = pause
             # What was before is another sidecar's to have counted: a restart must not look like a stall.
             hold_up(self._stalls, pause, self.since_s)
             for listener in self.listeners:
@@ -267,6 +272,10 @@ class PauseLog:
         """For how long a pause of at least one of its engine core and workers has held up this rank."""
         union = self._stalls.get(dp_rank)
         return union.total_s if union else 0.0
+
+    def last_whole(self, token: str) -> SeenPause | None:
+        """The last collection of a process that surely walked its whole heap."""
+        return self._whole.get(token)
 
     def newest_first(self, is_wanted: Callable[[SeenPause], bool]) -> list[SeenPause]:
         """The kept pauses that are wanted."""

@@ -26,6 +26,9 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     # The request itself.
+    "bad_http": Kind(
+        400, "The request is not HTTP", "a request's line and headers have at most 16 KiB"
+    ),
     "bad_json": Kind(400, "The body is not JSON"),
     "invalid_field": Kind(422, "A field is not acceptable"),
     "unknown_field": Kind(422, "A field is not known"),
@@ -81,6 +84,16 @@ KINDS: Mapping[str, Kind] = {
         409,
         "The policy belongs to another owner",
         "ask its owner, name it as `owner`, or add force=true to override it",
+    ),
+    "other_sidecar": Kind(
+        409,
+        "Another sidecar controls this engine",
+        "ask that one, or stop it; one sidecar for each run directory",
+    ),
+    "pause_too_long": Kind(
+        409,
+        "The maintenance would hold up the engine for too long",
+        "restart the engine where it can be, or add force=true at a moment when it may stand still",
     ),
     "no_policy": Kind(409, "No policy is in force", "POST /gc/freeze enters one"),
     # The engine.

@@ -122,6 +122,8 @@ class State:
     refused: Reason | None = None
     collect_pending: bool = False
     exits: Mapping[str, int] = field(default_factory=dict)
+    drift: Reason | None = None
+    drifts: Mapping[str, int] = field(default_factory=dict)
     operation: Outcome | None = None
 
 
@@ -280,7 +282,6 @@ def _state(value: Mapping[str, Any]) -> State:
         raise ReportError("its mode is not known")
     if not _is_whole(generation) or not 0 <= generation <= MAXIMUM_GENERATION:
         raise ReportError("its generation is no such number")
-    exits = value.get("exits")
     return State(
         ready=value.get("ready") is True,
         mode=str(mode),
@@ -293,13 +294,19 @@ def _state(value: Mapping[str, Any]) -> State:
         reason=_reason(value.get("reason")),
         refused=_reason(value.get("refused")),
         collect_pending=value.get("collect_pending") is True,
-        exits={
-            name: count
-            for name, count in (exits.items() if isinstance(exits, dict) else ())
-            if isinstance(name, str) and 0 < len(name) <= 64 and _is_whole(count) and count >= 0
-        },
+        exits=_counts(value.get("exits")),
+        drift=_reason(value.get("drift")),
+        drifts=_counts(value.get("drifts")),
         operation=parse_outcome(value.get("operation")),
     )
+
+
+def _counts(value: Any) -> dict[str, int]:
+    return {
+        name: count
+        for name, count in (value.items() if isinstance(value, dict) else ())
+        if isinstance(name, str) and 0 < len(name) <= 64 and _is_whole(count) and count >= 0
+    }
 
 
 def _reason(value: Any) -> Reason | None:

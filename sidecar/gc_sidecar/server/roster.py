@@ -177,6 +177,8 @@ def _judge(
             return "pending", desired.reason  # the lease ended a moment ago
         detail = f"it is in mode {state.mode}, not {desired.mode}"
         return "drifted", state.reason or Reason("other_mode", detail)
+    if desired.is_on and state.drift is not None:
+        return "drifted", state.drift
     drift = _threshold_drift(report, page, desired)
     return ("drifted", drift) if drift else ("applied", None)
 

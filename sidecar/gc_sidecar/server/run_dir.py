@@ -1,4 +1,4 @@
-"""What the sidecar itself writes into the run directory: the board, and the secret of the engine's route.
+"""What the sidecar itself writes into the run directory: its claim, the board, the secret of the engine's route.
 
 What cannot be written stays as an obstacle until it can be. The pages there are read by `sight`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gc_sidecar.server.claim import Claim, ClaimedError
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.problems import KINDS
 from gc_sidecar.server.secret import ensure_endpoint_token
@@ -16,26 +17,77 @@ from gc_sidecar_agent.endpoint import TOKEN_NAME
 
 
 class RunDir:
-    """The run directory at `path`; with None there is none, and nothing can be written."""
+    """The run directory at `path`; with None there is none, and nothing can be written. `address` is where people
+    reach this sidecar.
 
-    def __init__(self, path: str | None) -> None:
+    `is_to_be_taken_over` from when it is claimed, which another sidecar may have had until then, to `take_over`.
+    """
+
+    def __init__(self, path: str | None, address: str = "") -> None:
         self.path = path
         self.board = Board()
         self.board_fault: Obstacle | None = None
+        self.claim_fault: Obstacle | None = None
+        self.is_to_be_taken_over = False
+        self._claim = None if path is None else Claim(path, address)
         self._token_fault: Obstacle | None = None
         self._writing = asyncio.Lock()
 
     @property
     def obstacles(self) -> list[Obstacle]:
         """What cannot be written, and why."""
-        faults = (self.board_fault, self._token_fault)
+        faults = (self.claim_fault, self.board_fault, self._token_fault)
         return [fault for fault in faults if fault is not None]
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another sidecar has claimed it."""
+        return self.claim_fault is not None and self.claim_fault.code == "other_sidecar"
+
+    @property
+    def why_not_written(self) -> Obstacle | None:
+        """Why the board cannot be written; None where it could be when that was last tried."""
+        return self.claim_fault if self.is_anothers else self.board_fault
+
+    async def claim(self) -> bool:
+        """Claim it for this sidecar; False where another one has it."""
+        if self._claim is not None:
+            await asyncio.to_thread(self._take, self._claim)
+        return not self.is_anothers
+
+    def _take(self, claim: Claim) -> None:
+        try:
+            self.is_to_be_taken_over |= claim.take()
+        except ClaimedError as error:
+            self.claim_fault = Obstacle(
+                "other_sidecar",
+                f"{self.path} belongs to {error}",
+                KINDS["other_sidecar"].remedy,
+                blocking=True,
+            )
+        except FileNotFoundError:
+            self.claim_fault = None  # the directory is not there yet
+        except OSError as error:
+            # Nobody is kept out, and nobody is harmed where there is one sidecar.
+            self.claim_fault = Obstacle(
+                "run_dir_not_claimed",
+                f"the sidecar cannot keep others out of {self.path}: {error.strerror}",
+                "see that no other sidecar uses it",
+            )
+        else:
+            self.claim_fault = None
+
+    def release(self) -> None:
+        """Leave it to another sidecar."""
+        if self._claim is not None:
+            self._claim.release()
 
     async def take_over(self) -> Board | None:
         """The board that a sidecar before us left; None where there is none, or none that can be read."""
         if self.path is None:
             return None
         await asyncio.to_thread(self._ensure_token, self.path)
+        self.is_to_be_taken_over = False
         try:
             self.board = await asyncio.to_thread(read_board, self.path)
         except FileNotFoundError:
@@ -54,6 +106,8 @@ class RunDir:
         """
         if self.path is None:
             return False
+        if not await self.claim():
+            return False
         async with self._writing:
             board = change(self.board)
             if board == self.board:
@@ -71,9 +125,9 @@ class RunDir:
             self.board_fault = None
             return True
 
-    async def retry_token(self) -> None:
-        """Write the secret where it is not there (any more)."""
-        if self.path is not None:
+    async def keep(self) -> None:
+        """Claim it and write the secret, where either is not so (any more)."""
+        if self.path is not None and await self.claim():
             await asyncio.to_thread(self._ensure_token, self.path)
 
     def _ensure_token(self, path: str) -> None:

@@ -17,6 +17,8 @@ class Timing:
     sight_fresh_s: float = 0.1
     # A heartbeat that has not changed for this long on our own clock is stale.
     stale_after_s: float = 5.0
+    # How long a sidecar that starts waits for the one before it to leave the run directory.
+    claim_patience_s: float = 3.0
     # While an operation waits for pages: how often it looks.
     proof_poll_s: float = 0.02
     # A command goes to the board when its RPC has returned, and no later than this after it began.
@@ -27,6 +29,8 @@ class Timing:
     rollback_reserve_s: float = 5.0
     rollback_share: float = 0.3
     rollback_least_s: float = 1.0
+    # For how long a process may begin a maintenance that it finds on the board, whatever the deadline.
+    maintain_begin_s: float = 10.0
     # An operation that outlasts its deadline goes on in the background at most this long.
     background_limit_s: float = 600.0
     # Asking an engine which transport it has: one question, and how long until it is asked again.

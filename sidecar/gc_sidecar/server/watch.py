@@ -36,12 +36,21 @@ LONGEST_WAIT = 16
 
 
 class Watch:
-    """See the module. `is_busy` tells whether an operation runs."""
+    """See the module. `is_busy` tells whether an operation runs; `record_orphan` is called with a maintenance that
+    a sidecar before us had not finished."""
 
-    def __init__(self, knowledge: Knowledge, timing: Timing, is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        timing: Timing,
+        is_busy: Callable[[], bool],
+        record_orphan: Callable[[Command], None],
+    ) -> None:
         self._knowledge = knowledge
         self._timing = timing
         self._is_busy = is_busy
+        self._record_orphan = record_orphan
+        self._taking_over = asyncio.Lock()
         self._contact_at = 0.0
         self._had_fault = False
         self._observe_at = 0.0
@@ -50,15 +59,21 @@ class Watch:
         # Who was lost to the policy at the last look, and why.
         self._lost: dict[Key, tuple[str | None, str]] = {}
 
-    async def take_over(self) -> Command | None:
-        """When the sidecar starts: what a sidecar before us left on the board.
+    async def take_over_if_need_be(self) -> None:
+        """Take over the run directory where another sidecar may have had it until now, and nothing runs."""
+        async with self._taking_over:
+            if self._knowledge.run_dir.is_to_be_taken_over and not self._is_busy():
+                await self.take_over()
 
-        Returns the maintenance that it had not finished. Whoever asked for it gets no answer any more, and a
-        process that starts later must not run it.
+    async def take_over(self) -> None:
+        """What a sidecar before us left on the board becomes what is desired.
+
+        Whoever asked for a maintenance that it had not finished gets no answer any more, and a process that starts
+        later must not run it.
         """
         board = await self._knowledge.run_dir.take_over()
         if board is None:
-            return None
+            return
         desired = self._knowledge.desired = desired_from_board(board)
         _log(
             "board_taken_over",
@@ -68,8 +83,8 @@ class Watch:
             reason=str(desired.reason) if desired.reason else None,
         )
         if board.maintain is not None:
+            self._record_orphan(board.maintain)
             await self._knowledge.run_dir.write_board(without_maintain)
-        return board.maintain
 
     # --- sight ---
 
@@ -79,7 +94,8 @@ class Watch:
             try:
                 await self.look(0.0)
                 self._knowledge.engines.notice_processes(self._knowledge.processes)
-                await self._knowledge.run_dir.retry_token()
+                await self._knowledge.run_dir.keep()
+                await self.take_over_if_need_be()
             except Exception:
                 logger.exception(
                     "looking at the run directory failed",
@@ -233,7 +249,7 @@ class Watch:
 
 def without_maintain(board: Board) -> Board:
     """`board` after a maintenance: a process that starts later must not run it in some timed moment."""
-    return replace(board, maintain=None)
+    return replace(board, maintain=None, maintain_until=None)
 
 
 def _without_policy(board: Board, generation: int) -> Board:

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from gc_sidecar_agent.client import Answer, Client
+from gc_sidecar_agent.command import MAXIMUM_DEADLINE_S, MINIMUM_DEADLINE_S
 from gc_sidecar_agent.commands.options import (
     add_change_arguments,
     add_client_arguments,
@@ -22,8 +23,6 @@ from gc_sidecar_agent.commands.options import (
 from gc_sidecar_agent.commands.output import judge_change, perform, seconds, show_change
 
 DEFAULT_WAIT_S = 600.0
-# What the sidecar takes as a deadline.
-MINIMUM_DEADLINE_S, MAXIMUM_DEADLINE_S = 0.1, 3600.0
 
 DESCRIPTION = """\
 Maintain: unfreeze, collect and freeze again, in every process of the engine side by side. It

@@ -42,7 +42,7 @@ LEASE = Lease(sequence=3, remaining_s=59.5, expires_at=1_900_000_000.25)
 def test_a_board_is_read_as_it_was_written(
     tmp_path: Path, policy: Command | None, maintain: Command | None, lease: Lease | None
 ) -> None:
-    board = Board(policy, maintain, lease)
+    board = Board(policy, maintain, lease, 1_900_000_000.5 if maintain else None)
     write_board(str(tmp_path), board)
     assert read_board(str(tmp_path)) == board
 

@@ -21,7 +21,7 @@ from gc_sidecar_agent.collector import FREE_THREADED, GENERATIONAL, INCREMENTAL,
 from gc_sidecar_agent.command import Command, Outcome
 from gc_sidecar_agent.meter import PauseMeter
 from gc_sidecar_agent.page import NUMBER_INDEX
-from gc_sidecar_agent.policy import HELD_OFF, OFF, REMEMBERED_OUTCOMES, Policy
+from gc_sidecar_agent.policy import DRIFT_GRACE_S, HELD_OFF, OFF, REMEMBERED_OUTCOMES, Policy
 from tests.unit.agent.garbage import (
     Cycle,
     collect_automatically,
@@ -530,6 +530,87 @@ def test_a_poll_does_not_wait_for_an_operation_that_runs() -> None:
     assert subject.number("freezes") == 1
     subject.poll()
     assert subject.number("freezes") == 2
+
+
+# --- what somebody else does to GC meanwhile ---
+
+
+def drifted(subject: Subject) -> str | None:
+    subject.poll()
+    drift = subject.policy.description()["drift"]
+    return drift["code"] if drift else None
+
+
+@in_own_process
+def test_thresholds_that_somebody_sets_are_named_held_off_again_and_left_to_them_at_the_end() -> None:
+    clock = Clock()
+    subject = Subject()
+    subject.does("freeze")
+    gc.set_threshold(50_000, 20, 10)
+    assert drifted(subject) == "thresholds_changed"
+    clock.pass_s(DRIFT_GRACE_S - 0.1)
+    assert drifted(subject) == "thresholds_changed"
+    assert gc.get_threshold() == (50_000, 20, 10), "it may be for a moment"
+    clock.pass_s(0.1)
+    subject.poll()
+    assert gc.get_threshold() == (50_000, 20, HELD_OFF)
+    assert drifted(subject) is None
+    assert subject.policy.drifts == {"thresholds_changed": 1}
+    subject.does("restore")
+    assert gc.get_threshold() == (50_000, 20, 10)
+
+
+@in_own_process
+def test_gc_that_somebody_disables_is_named_and_left_to_them() -> None:
+    clock = Clock()
+    subject = Subject()
+    subject.does("freeze")
+    gc.disable()
+    assert drifted(subject) == "gc_disabled"
+    clock.pass_s(10 * DRIFT_GRACE_S)
+    assert drifted(subject) == "gc_disabled"
+    assert not gc.isenabled()
+    gc.enable()
+    assert drifted(subject) is None
+
+
+@in_own_process
+def test_gc_that_was_disabled_before_is_no_drift() -> None:
+    gc.disable()
+    subject = Subject()
+    subject.does("freeze")
+    assert drifted(subject) is None
+
+
+@in_own_process
+def test_a_heap_that_a_graph_capture_unfroze_is_frozen_again_once_it_has_ended() -> None:
+    clock = Clock()
+    subject = Subject()
+    subject.does("freeze")
+    freezes = subject.number("freezes")
+    gc.unfreeze()
+    gc.collect()
+    assert drifted(subject) == "foreign_collection"
+    assert not is_frozen()
+    clock.pass_s(DRIFT_GRACE_S)
+    subject.poll()
+    assert is_frozen()
+    assert subject.number("freezes") == freezes + 1
+    assert drifted(subject) is None
+
+
+@in_own_process
+def test_what_a_maintenance_and_a_tick_do_is_no_drift() -> None:
+    subject = Subject()
+    subject.does("freeze")
+    subject.does("maintain")
+    assert drifted(subject) is None
+    subject.policy._next_tick = 0.0
+    assert drifted(subject) is None
+    subject.does("restore")
+    gc.collect()
+    assert drifted(subject) is None
+    assert subject.policy.drifts == {}
 
 
 # --- guards ---

@@ -114,10 +114,14 @@ def start_engine(run_dir: Path) -> Iterator[Callable[..., StandInEngine]]:
 
 @pytest.fixture
 async def start_sidecar(run_dir: Path) -> AsyncIterator[StartSidecar]:
+    """Starts a sidecar. One that has the same run directory is stopped before, as a restart does."""
     async with contextlib.AsyncExitStack() as stack:
+        running: dict[str, contextlib.AsyncExitStack] = {}
 
         async def start(*engines: StandInEngine, timing: Timing = FAST, **settings: Any) -> Sidecar:
             settings.setdefault("run_dir", str(run_dir))
+            if settings["run_dir"] in running:
+                await running.pop(settings["run_dir"]).aclose()
             settings.setdefault("engine_url", tuple(engine.url for engine in engines))
             services = make_services(load_settings(settings), timing)
             clients = [
@@ -130,7 +134,12 @@ async def start_sidecar(run_dir: Path) -> AsyncIterator[StartSidecar]:
                 )
                 for app in (make_control_app(services), make_open_app(services))
             ]
-            await stack.enter_async_context(services.running())
+            if settings["run_dir"] is None:
+                await stack.enter_async_context(services.running())
+            else:
+                own = running[settings["run_dir"]] = contextlib.AsyncExitStack()
+                await own.enter_async_context(services.running())
+                stack.push_async_callback(own.aclose)
             return Sidecar(services, clients[0], clients[1])
 
         yield start

@@ -57,6 +57,34 @@ async def test_a_collection_that_did_not_happen_is_told_with_its_code(
     assert partial.json()["operation"]["state"] == "partial"
 
 
+async def test_one_that_would_take_too_long_is_refused_unless_it_is_forced(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine, max_maintain_pause_s=1.0)
+    await sidecar.until_seen("plugin", 4)
+    assert (await sidecar.client.post("/gc/maintain")).status_code == 200, "nothing is known yet"
+    engine.set_process("worker-0-1", numbers={"anonymous_bytes": 1 << 30})
+    await sidecar.until(lambda status: has_memory(status, 1 << 30))
+    engine.collect("worker-0-1", 0.4, trigger="maintain")
+    # It may have met a heap that was frozen, so it does not tell.
+    engine.collect("worker-0-1", 0.001, trigger="explicit", start_s=0.5)
+    await sidecar.until_recorded(2)
+    assert (await sidecar.client.post("/gc/maintain?deadline_s=5")).status_code == 200
+    engine.set_process("worker-0-1", numbers={"anonymous_bytes": 3 << 30})
+    await sidecar.until(lambda status: has_memory(status, 3 << 30))
+    before = engine.changes()
+    problem = assert_problem(await sidecar.client.post("/gc/maintain"), 409, "pause_too_long")
+    assert problem["detail"].startswith("worker dp0 rank 1 is expected to stand still for 1.2 s")
+    assert problem["expected_pause_s"] == pytest.approx(1.2)
+    assert engine.changes() == before
+    assert (await sidecar.client.post("/gc/maintain?force=true")).status_code == 200
+
+
+def has_memory(status: dict[str, Any], anonymous_bytes: int) -> bool:
+    return any(p["memory"]["anonymous_bytes"] == anonymous_bytes for p in status["processes"])
+
+
 async def test_it_waits_until_nothing_runs(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
@@ -181,6 +209,44 @@ async def test_over_the_board_alone_the_deadline_ends_it(
     problem = assert_problem(answer, 504, "outcome_unknown")
     assert "worker dp0 rank 1" in problem["detail"]
     assert "roll" not in problem["detail"] + problem["remedy"], "nothing is undone"
+
+
+async def test_a_forced_restore_does_not_wait_for_one_that_hangs(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    assert (await sidecar.client.post("/gc/freeze")).status_code == 200
+    engine.set(hang=60)
+    engine.set_process("worker-0-0", deaf=True)
+    answer = await sidecar.client.post("/gc/maintain?deadline_s=0.3&operation_id=long")
+    assert answer.status_code == 202
+    engine.set_process("worker-0-0", deaf=False)
+    problem = assert_problem(await sidecar.client.post("/gc/restore"), 409, "operation_running")
+    assert "/gc/restore?force=true" in problem["remedy"]
+    restored = await sidecar.client.post("/gc/restore?force=true&operation_id=now")
+    assert restored.status_code == 200, restored.text
+    ended = (await sidecar.client.get("/gc/operations/long")).json()["operation"]
+    assert (ended["state"], ended["code"]) == ("unknown", "outcome_unknown")
+    assert ended["detail"].startswith("now has ended it")
+    status = await sidecar.status()
+    assert {row["mode"] for row in status["processes"]} == {"off"}
+
+
+async def test_only_one_of_many_forced_restores_ends_what_runs(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set(hang=60)
+    engine.set_process("worker-0-0", deaf=True)
+    assert (await sidecar.client.post("/gc/maintain?deadline_s=0.3")).status_code == 202
+    engine.set_process("worker-0-0", deaf=False)
+    restores = (sidecar.client.post("/gc/restore?force=true") for _ in range(20))
+    answers = await asyncio.gather(*restores)
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 19
 
 
 async def test_a_maintenance_that_a_dead_sidecar_left_is_not_run_again(
