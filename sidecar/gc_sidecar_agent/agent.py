@@ -60,7 +60,8 @@ MEMORY_POLLS = 10
 DEVICE_POLLS = 50
 CGROUP_POLLS = 100
 PAGE_RETRY_POLLS = 50
-# For how many polls an engine core, after its policy ended by itself, has its workers run what is pending.
+# For how many polls an engine core has its workers run what is pending, after its policy ended by itself or its own
+# collection was done at last.
 SETTLE_POLLS = 30
 # How long workers and engine cores leave a command on the board to the engine core's busy loop.
 BOARD_GRACE_S = 1.0
@@ -372,11 +373,14 @@ class Agent:
             self._settle_polls = SETTLE_POLLS
 
     def _settle(self) -> None:
+        if self.policy.collect_pending:
+            self._settle_polls = SETTLE_POLLS
         if self._settle_polls <= 0:
             return
         self._settle_polls -= 1
-        if self.busy_loop is not None and self._settle_polls % MEMORY_POLLS == 0:
-            self.busy_loop(Command("settle", f"settle-{self._polls}", 0).to_dict())
+        if self.busy_loop is not None and self._polls % MEMORY_POLLS == 0:
+            # Under one id: where the busy loop is held up, they do not pile up in its mail.
+            self.busy_loop(Command("settle", "settle", 0).to_dict())
 
     def _follow_board(self) -> None:
         if not self.ready:

@@ -6,14 +6,12 @@ made, an engine core enters its busy loop, an API server has its engine client.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import logging
 import os
-import queue
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -234,11 +232,11 @@ class _BusyLoopMail:
     def __init__(self, core: Any, wakeup: Any) -> None:
         self._core = core
         self._wakeup = wakeup
-        self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._requests: dict[str, dict[str, Any]] = {}  # by their ids, in their order
 
     def post(self, request: dict[str, Any]) -> None:
-        """Leave `request` and wake the loop."""
-        self._requests.put(request)
+        """Leave `request`, once, and wake the loop."""
+        self._requests.setdefault(request["operation_id"], request)
         self.wake()
 
     def wake(self) -> None:
@@ -247,8 +245,8 @@ class _BusyLoopMail:
 
     def take(self) -> None:
         """On the busy loop: carry out what was left."""
-        while not self._requests.empty():
-            _command_all(self._core, self._requests.get())
+        for operation_id in list(self._requests):
+            _command_all(self._core, self._requests.pop(operation_id))
 
 
 def _start_engine_core(core: Any, engine: str, wakeup: Any) -> None:
@@ -320,6 +318,8 @@ async def _command_every_engine(
 
     vLLM's own call returns the first engine's results only.
     """
+    import asyncio  # an API server has it; the other processes need not load it with this module
+
     engines = asyncio.ensure_future(_ask_each_engine(client, original, request))
     # A collection here holds up this loop: let the calls go out first, so that all pauses run side by side.
     await asyncio.wait([engines], timeout=SENDING_S)
@@ -358,6 +358,8 @@ async def _call_each_engine(
             engine_core._call_utility_async("collective_rpc", method, None, args, None, engine=e)
             for e in engine_core.core_engines
         ]
+        import asyncio  # as above
+
         return list(await asyncio.gather(*calls))
     return [await original(client, method, None, args, None)]
 

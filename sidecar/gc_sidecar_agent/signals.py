@@ -19,7 +19,7 @@ class LostExits:
     """Notes exits that were dropped in `callbacks`, until `deliver` raises them in the main thread again."""
 
     def __init__(self, *callbacks: Callable[..., Any]) -> None:
-        self._callbacks = callbacks
+        self._codes = {getattr(each, "__func__", each).__code__ for each in callbacks}
         self._lost: type[BaseException] | None = None
         self._watching = False
 
@@ -31,7 +31,10 @@ class LostExits:
         previous = sys.unraisablehook
 
         def unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:
-            if unraisable.object in self._callbacks and issubclass(unraisable.exc_type, _EXITS):
+            # By where it passed first: CPython 3.14 and later do not name the callback any more.
+            passed = unraisable.exc_traceback
+            is_ours = passed is not None and passed.tb_frame.f_code in self._codes
+            if is_ours and issubclass(unraisable.exc_type, _EXITS):
                 self._lost = unraisable.exc_type
             else:
                 previous(unraisable)

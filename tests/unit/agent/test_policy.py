@@ -419,22 +419,26 @@ def test_maintain_freezes_again_although_it_could_not_collect() -> None:
 def test_a_collection_that_sits_in_a_finalizer_is_waited_for_and_then_an_error() -> None:
     subject = Subject()
     subject.does("freeze")
-    inside = threading.Event()
+    inside, leave = threading.Event(), threading.Event()
 
     class Sleeping(Cycle):
         def __del__(self) -> None:
             inside.set()
-            time.sleep(0.3)
+            leave.wait(30)
 
     for deadline_s, code in ((0.1, "collector_busy"), (10, None)):
         inside.clear()
+        leave.clear()
         gc.disable()
         Sleeping()
         other = threading.Thread(target=gc.collect)
         other.start()
         assert inside.wait(10)
         cycle = plant_frozen_cycle()
+        if code is None:
+            threading.Timer(0.3, leave.set).start()
         outcome = subject.do("maintain", deadline_s=deadline_s)
+        leave.set()
         assert outcome.code == code, outcome
         assert (cycle() is None) == (code is None)
         assert is_frozen()
