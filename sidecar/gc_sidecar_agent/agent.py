@@ -60,8 +60,8 @@ MEMORY_POLLS = 10
 DEVICE_POLLS = 50
 CGROUP_POLLS = 100
 PAGE_RETRY_POLLS = 50
-# For how many polls an engine core has its workers run what is pending, after its policy ended by itself or its own
-# collection was done at last.
+# For how many polls an engine core has its workers run what is pending, after its policy ended by itself or its
+# own collection was done at last.
 SETTLE_POLLS = 30
 # How long workers and engine cores leave a command on the board to the engine core's busy loop.
 BOARD_GRACE_S = 1.0

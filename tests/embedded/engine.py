@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.forked_sidecar import ForkedSidecar
 from tests.vllm.probe import Probe, install_probe, probe_environment
 from tests.vllm.real_vllm import (
     FOREIGN_VARIABLES,
@@ -119,6 +120,22 @@ class EmbeddedEngine(RealVllm):
         return [p.pid for p in self.processes() if p.title.startswith(f"embedded {title}")]
 
 
+class EmbeddedScene(Scene):
+    """A Scene whose sidecars start at once: tests of the embedded engine start many."""
+
+    @contextlib.contextmanager
+    def sidecar(
+        self, name: str, *args: str, engine: bool = True, run_dir: bool = True
+    ) -> Iterator[ForkedSidecar]:
+        with ForkedSidecar(
+            engine_urls=[self.engine.url] if engine else [],
+            run_dir=self.run_dir if run_dir else None,
+            extra_args=args,
+            log_path=self.directory / f"sidecar-{name}.log",
+        ) as sidecar:
+            yield sidecar
+
+
 @contextlib.contextmanager
 def run_directory() -> Iterator[Path]:
     """A run directory in shared memory, as a pod's memory volume would be."""
@@ -152,7 +169,7 @@ def scene(
                 *flags, run_dir=shared, extra_env=variables, log_path=directory / "engine.log"
             )
         )
-        yield Scene(engine, witness, shared, directory)
+        yield EmbeddedScene(engine, witness, shared, directory)
 
 
 def gone(pids: Sequence[int], deadline_s: float = 10.0) -> bool:

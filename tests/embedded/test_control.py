@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +11,42 @@ import pytest
 from gc_sidecar_agent.board import Board, write_board
 from gc_sidecar_agent.command import Command
 from tests.embedded.engine import EmbeddedEngine, run_directory, scene
-from tests.sidecar_process import SidecarProcess, wait_for
+from tests.forked_sidecar import ForkedSidecar
+from tests.sidecar_process import wait_for
 from tests.vllm.real_vllm import EngineFailedError
-from tests.vllm.scene import HELD_OFF, freeze_maintain_restore, pids_of, rows_of
+from tests.vllm.scene import HELD_OFF, Scene, freeze_maintain_restore, pids_of, rows_of
 
 DATA_PARALLEL = {
     *("api_server-0-0", "api_server-0-1", "engine_core-0-0", "engine_core-1-0"),
     *("worker-0-0", "worker-0-1", "worker-1-0", "worker-1-1"),
 }
 SMALL = ("--workers=2", "--heap-objects=20000")
+LARGE = (*SMALL, "--data-parallel=2", "--api-servers=2")
+
+# In one process, which has what sidecars are forked from.
+pytestmark = pytest.mark.xdist_group("control")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """An engine that every test leaves as it found it."""
+    with scene(tmp_path_factory.mktemp("large"), *LARGE) as running:
+        yield running
+
+
+@pytest.mark.parametrize("transport", ["plugin", "board"])
+def test_data_parallel_with_two_api_servers(large: Scene, transport: str) -> None:
+    with large.sidecar(transport, engine=transport != "board") as sidecar:
+        freeze_maintain_restore(large, sidecar, DATA_PARALLEL)
+        assert sidecar.status()["transport"] == transport
 
 
 @pytest.mark.parametrize(
-    ("transport", "dense"),
-    [("plugin", False), ("plugin", True), ("dev", False), ("board", False)],
+    ("transport", "flags"),
+    [("plugin", ["--independent-dp"]), ("dev", ["--no-endpoint", "--dev-mode"])],
 )
-def test_data_parallel_with_two_api_servers(tmp_path: Path, transport: str, dense: bool) -> None:
-    flags = [*SMALL, "--data-parallel=2", "--api-servers=2"]
-    flags += {"plugin": [], "dev": ["--no-endpoint", "--dev-mode"], "board": []}[transport]
-    flags += ["--independent-dp"] if dense else []
-    with (
-        scene(tmp_path, *flags) as running,
-        running.sidecar(transport, engine=transport != "board") as sidecar,
-    ):
+def test_data_parallel_of_another_kind(tmp_path: Path, transport: str, flags: list[str]) -> None:
+    with scene(tmp_path, *LARGE, *flags) as running, running.sidecar(transport) as sidecar:
         freeze_maintain_restore(running, sidecar, DATA_PARALLEL)
         assert sidecar.status()["transport"] == transport
 
@@ -70,13 +84,12 @@ def test_sixty_four_workers_acknowledge_a_freeze(tmp_path: Path) -> None:
         assert sidecar.post("/gc/restore")[0] == 200
 
 
-def test_a_lease_that_ends_restores_every_process_without_a_sidecar(tmp_path: Path) -> None:
-    with scene(tmp_path, *SMALL) as running:
-        with running.sidecar("short-lived") as sidecar:
-            pids = pids_of(sidecar.wait_for_coverage(4))
-            before = running.gc_state(pids)
-            assert sidecar.post("/gc/freeze", {"lease_s": 1})[0] == 200
-        wait_for("all are as found", lambda: running.gc_state(pids) == before)
+def test_a_lease_that_ends_restores_every_process_without_a_sidecar(large: Scene) -> None:
+    with large.sidecar("short-lived") as sidecar:
+        pids = pids_of(sidecar.wait_for_coverage(8))
+        before = large.gc_state(pids)
+        assert sidecar.post("/gc/freeze", {"lease_s": 1})[0] == 200
+    wait_for("all are as found", lambda: large.gc_state(pids) == before)
 
 
 def test_the_environment_alone_polices_every_process(tmp_path: Path) -> None:
@@ -102,7 +115,7 @@ def test_a_restore_that_an_earlier_sidecar_left_does_not_cancel_the_environments
                 extra_env={"GC_SIDECAR_POLICY": "freeze"},
                 log_path=tmp_path / "engine.log",
             ) as engine,
-            SidecarProcess(
+            ForkedSidecar(
                 engine_urls=[engine.url], run_dir=run_dir, log_path=tmp_path / "sidecar.log"
             ) as sidecar,
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gc_sidecar.embedded.launcher import main
 from tests.embedded.engine import EmbeddedEngine, gone
 from tests.sidecar_process import wait_for
 
@@ -90,13 +92,14 @@ def test_an_extension_whose_names_clash_keeps_it_from_starting(tmp_path: Path) -
     assert "already has an attribute gc_state" in result.stderr
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
-    with EmbeddedEngine(*FLAGS, log_path=tmp_path / "log") as engine:
-        command = [sys.executable, "-m", "gc_sidecar.embedded", f"--port={engine.port}"]
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "gc_sidecar.embedded", f"--port={port}"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        assert result.returncode == 1
-        assert result.stderr.count("\n") == 1
-        assert f"127.0.0.1:{engine.port}" in result.stderr
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert f"127.0.0.1:{port}" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -113,19 +116,18 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_names_the_flag_or_variable(
-    flags: list[str], variables: dict[str, str], words: str
+    flags: list[str],
+    variables: dict[str, str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "gc_sidecar.embedded", *flags],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert result.returncode == 2
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 class engine_stream:

@@ -12,10 +12,19 @@ from tests.embedded.engine import EmbeddedEngine
 RANKS = 3
 
 
+FLAGS = (f"--workers={RANKS}", "--heap-objects=1000", "--dev-mode")
+
+
+@pytest.fixture(scope="module")
+def sound_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedEngine]:
+    """One that every test leaves with its replies in step."""
+    with EmbeddedEngine(*FLAGS, log_path=tmp_path_factory.mktemp("sound") / "log") as running:
+        yield running
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[EmbeddedEngine]:
-    flags = (f"--workers={RANKS}", "--heap-objects=1000", "--dev-mode")
-    with EmbeddedEngine(*flags, log_path=tmp_path / "log") as running:
+    with EmbeddedEngine(*FLAGS, log_path=tmp_path / "log") as running:
         yield running
 
 
@@ -29,18 +38,20 @@ def status_of(engine: EmbeddedEngine, **body: object) -> int:
     return engine.request("POST", "/collective_rpc", body)[0]
 
 
-def test_results_come_in_the_order_of_ranks(engine: EmbeddedEngine) -> None:
-    assert engine.rpc("echo", ["A"]) == [{"rank": rank, "value": "A"} for rank in range(RANKS)]
-    assert engine.rpc("echo", [], {"value": {"nested": [1, None]}})[0]["value"] == {
-        "nested": [1, None]
-    }
+@pytest.mark.xdist_group("rpc")
+def test_results_come_in_the_order_of_ranks(sound_engine: EmbeddedEngine) -> None:
+    replies = sound_engine.rpc("echo", ["A"])
+    assert replies == [{"rank": rank, "value": "A"} for rank in range(RANKS)]
+    nested = {"nested": [1, None]}
+    assert sound_engine.rpc("echo", [], {"value": nested})[0]["value"] == nested
 
 
-def test_what_is_no_dict_list_or_none_arrives_as_its_text(engine: EmbeddedEngine) -> None:
-    assert engine.rpc("check_health") == [None] * RANKS
-    assert engine.rpc("__eq__", [1]) == ["NotImplemented"] * RANKS
-    assert engine.rpc("__hash__")[0].isdigit()
-    assert "check_health" not in engine.rpc("__dir__")[0], (
+@pytest.mark.xdist_group("rpc")
+def test_what_is_no_dict_list_or_none_arrives_as_its_text(sound_engine: EmbeddedEngine) -> None:
+    assert sound_engine.rpc("check_health") == [None] * RANKS
+    assert sound_engine.rpc("__eq__", [1]) == ["NotImplemented"] * RANKS
+    assert sound_engine.rpc("__hash__")[0].isdigit()
+    assert "check_health" not in sound_engine.rpc("__dir__")[0], (
         "the wrapper's own names, not its worker's"
     )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
@@ -493,25 +491,15 @@ def test_its_flags_are_read_from_the_environment_as_those_of_serve(
 
 
 def test_the_engine_side_knows_the_tree_from_the_path_where_it_is_no_tree_itself(
-    pod: Pod, tmp_path: Path
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "gc_sidecar",
-        "doctor",
-        "--engine-side",
-        "--preflight",
-        "--json",
-    ]
     agent = tmp_path / "agent"
     assert main(["install-agent", str(agent)]) == 0
     pod.capsys.readouterr()
+    pod.flags = {}
+    monkeypatch.chdir(tmp_path)
     source = str(Path(doctor.__file__).parents[2])
     for path, level in ((f"{source}:{agent}", "ok"), (source, "error")):
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path}
-        result = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        finding = Diagnosis(json.loads(result.stdout), 0).find("agent_tree", level)
+        monkeypatch.setenv("PYTHONPATH", path)
+        finding = pod.doctor("--engine-side", "--preflight").find("agent_tree", level)
         assert (str(agent) in finding["reason"]) is (level == "ok")

@@ -11,10 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gc_sidecar_agent.cli import EXIT_CODES
-from gc_sidecar_agent.client import DEFAULT_URL, Client, client_from_environment
+
+if TYPE_CHECKING:
+    from gc_sidecar_agent.client import Client
 
 PREFIX = "GC_SIDECAR_"
 UNITS_NOTE = """\
@@ -95,6 +97,9 @@ def add_switch(
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of every client verb: where the sidecar is, and how to print."""
+    # Here and below: what has no client, doctor and the embedded engine, starts without HTTP's modules.
+    from gc_sidecar_agent.client import DEFAULT_URL
+
     add_option(
         parser,
         "--url",
@@ -159,6 +164,8 @@ def change_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 def make_client(args: argparse.Namespace) -> Client:
     """The client for `--url` and `--token-file`; raises UsageError."""
+    from gc_sidecar_agent.client import client_from_environment
+
     try:
         return client_from_environment(args.url, args.token_file)
     except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gc_sidecar_agent.cli import (
     EXIT_FAILED,
@@ -17,8 +17,11 @@ from gc_sidecar_agent.cli import (
     EXIT_UNREACHABLE,
     EXIT_USAGE,
 )
-from gc_sidecar_agent.client import Answer, Client, ClientError, StillRunning, Unreachable
 from gc_sidecar_agent.commands.options import UsageError, make_client, warn
+
+if TYPE_CHECKING:
+    # Imported below only where a sidecar is asked: doctor prints numbers too.
+    from gc_sidecar_agent.client import Answer, Client, ClientError
 
 UNKNOWN = "-"
 # Answers that say the request itself was wrong.
@@ -164,6 +167,8 @@ def print_json(text: str) -> None:
 
 def print_error(verb: str, error: ClientError, as_json: bool) -> int:
     """Say on standard error what went wrong and what to do; returns the exit code."""
+    from gc_sidecar_agent.client import StillRunning, Unreachable
+
     if as_json and error.body:
         print_json(error.body)
     status = f"HTTP {error.status}, " if error.status is not None else ""
@@ -192,6 +197,8 @@ def perform(
     judge: Callable[[Answer], int],
 ) -> int:
     """Ask the sidecar, print what came in the way that was asked for, return the exit code."""
+    from gc_sidecar_agent.client import ClientError
+
     try:
         answer = call(make_client(args))
     except UsageError as error:

@@ -44,6 +44,7 @@ from gc_sidecar_agent.doctor.engine_process import (
     read_engine,
 )
 from gc_sidecar_agent.doctor.findings import examine, ok
+from gc_sidecar_agent.doctor.interpreter import Interpreter
 from gc_sidecar_agent.doctor.run_dir_checks import examine_run_directory, file_system_of
 from gc_sidecar_agent.page import list_pages, read_page
 from tests.unit.agent.diagnosis import Diagnosis, memory_volume
@@ -112,8 +113,18 @@ def compiled_tree() -> Path:
     return tree
 
 
+def files_in(directory: Path) -> dict[str, tuple[int, int]]:
+    """What would tell that somebody has changed, added or removed a file, byte code aside."""
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in directory.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
 def write(path: Path, text: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # a file of the tree is one file in all images
     path.write_text(text)
     return path
 
@@ -124,9 +135,49 @@ def write_distribution(directory: Path, name: str, version: str, entry_points: s
     write(info / "entry_points.txt", entry_points)
 
 
+def write_files(root: Path) -> Path:
+    """The files of an engine's container: the tree, a vLLM that is a stand-in, a directory to work in."""
+    (root / "work").mkdir(parents=True)
+    shutil.copytree(compiled_tree(), root / "agent", copy_function=os.link)
+    packages = root / "packages"
+    write(packages / "vllm" / "__init__.py", STAND_IN)
+    write(packages / "vllm" / "entrypoints" / "openai" / "api_server.py", STAND_IN_SERVER)
+    write_distribution(packages, "vllm", "0.32.0", OWN_PLUGINS)
+    return root
+
+
+@functools.cache
+def shared_files() -> tuple[Path, dict[str, tuple[int, int]]]:
+    """The files of a container whose tests plant nothing in them, and how they are."""
+    root = write_files(temporary_directory() / "image")
+    return root, files_in(root)
+
+
+@functools.cache
+def answers() -> dict[str, dict[str, Any]]:
+    """What interpreters have answered by all that an answer depends on."""
+    return {}
+
+
+def ask_once(
+    self: Interpreter, question: Callable[[], None], *arguments: str, timeout_s: float
+) -> dict[str, Any]:
+    """Interpreter.ask, once for each interpreter, module path and question: where the files stay as they are,
+    neither the variables of vLLM nor ours change its answer."""
+    variables = {n: v for n, v in self.environment.items() if n.startswith(("PYTHON", "PATH"))}
+    place = (self.path, self.flags, self.directory, self.first, sorted(variables.items()))
+    key = repr((place, question.__name__, arguments))
+    if key not in answers():
+        answers()[key] = ASK(self, question, *arguments, timeout_s=timeout_s)
+    return answers()[key]
+
+
+ASK = Interpreter.ask
+
+
 @dataclass
 class Image:
-    """An engine's container: the tree, a vLLM that is a stand-in, the environment, the engine's command line."""
+    """An engine's container: its files, the environment, the engine's command line."""
 
     root: Path
     run_dir: Path
@@ -139,11 +190,6 @@ class Image:
         self.agent = self.root / "agent"
         self.packages = self.root / "packages"
         self.work = self.root / "work"
-        self.work.mkdir()
-        shutil.copytree(compiled_tree(), self.agent)
-        write(self.packages / "vllm" / "__init__.py", STAND_IN)
-        write(self.packages / "vllm" / "entrypoints" / "openai" / "api_server.py", STAND_IN_SERVER)
-        self.set_vllm("0.32.0")
         self.environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{self.agent}:{self.packages}",
@@ -200,15 +246,33 @@ class Image:
 
         Without `from_tree` as an installed gc-sidecar would, which is no tree itself.
         """
-        arguments = ["--json", "--pid", str(self.start())]
-        arguments += ["--agent-dir", str(self.agent)] if from_tree else []
+        arguments = ["--agent-dir", str(self.agent)] if from_tree else []
+        return self._judge("--pid", str(self.start()), *arguments)
+
+    def preflight(self, *arguments: str) -> Diagnosis:
+        """What `doctor --preflight` finds in this container; in this process, too."""
+        where = ["--agent-dir", str(self.agent), "--python", image_python()]
+        return self._judge("--preflight", *where, *arguments)
+
+    def _judge(self, *arguments: str) -> Diagnosis:
         out = io.StringIO()
         with (
             mock.patch.dict(os.environ, self.own_environment, clear=True),
+            working_in(self.work),
             contextlib.redirect_stdout(out),
         ):
-            code = main(["doctor", *arguments])
+            code = main(["doctor", "--json", *arguments])
         return Diagnosis(json.loads(out.getvalue()), code)
+
+
+@contextlib.contextmanager
+def working_in(directory: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -231,36 +295,50 @@ def run_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def image(tmp_path: Path, run_dir: Path) -> Iterator[Image]:
-    image = Image(tmp_path, run_dir)
+    """A container whose files are the test's own."""
+    image = Image(write_files(tmp_path / "image"), run_dir)
     with image.cleanup:
         yield image
+
+
+@pytest.fixture
+def sound_image(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Image]:
+    """A container whose files all is well with, and stay as they are: many tests have them."""
+    monkeypatch.setattr(Interpreter, "ask", ask_once)
+    root, files = shared_files()
+    image = Image(root, run_dir)
+    with image.cleanup:
+        yield image
+    assert files_in(root) == files, "this test changes files: let it have an `image` of its own"
 
 
 # --- a sound engine ---
 
 
-def test_a_sound_engine_gives_nothing_above_ok(image: Image) -> None:
-    diagnosis = image.doctor("--pid", str(image.start()))
+def test_a_sound_engine_gives_nothing_above_ok(sound_image: Image) -> None:
+    diagnosis = sound_image.doctor("--pid", str(sound_image.start()))
     diagnosis.assert_sound()
     assert {finding["remedy"] for finding in diagnosis.document["findings"]} == {None}
     checks = [finding["check"] for finding in diagnosis.document["findings"]]
     assert len(checks) >= 20
-    assert os.listdir(image.run_dir) == list_pages(str(image.run_dir))  # nothing of ours is left
+    assert os.listdir(sound_image.run_dir) == list_pages(
+        str(sound_image.run_dir)
+    )  # nothing of ours is left
 
 
 def test_before_the_engine_starts_a_sound_environment_gives_nothing_above_ok(image: Image) -> None:
     image.doctor("--preflight").assert_sound()  # to be started by with-agent
     image.own_environment = image.environment
-    image.doctor("--preflight").assert_sound()
+    image.preflight().assert_sound()
     image.set(VLLM_PLUGINS=None)
     install_agent(image.agent, endpoint_plugin=False)
-    image.doctor("--preflight").assert_sound()
+    image.preflight().assert_sound()
 
 
-def test_what_with_agent_starts_is_sound(image: Image) -> None:
-    image.command.insert(0, str(image.agent / "bin" / "with-agent"))
-    image.environment = image.own_environment
-    image.doctor("--pid", str(image.start())).assert_sound()
+def test_what_with_agent_starts_is_sound(sound_image: Image) -> None:
+    sound_image.command.insert(0, str(sound_image.agent / "bin" / "with-agent"))
+    sound_image.environment = sound_image.own_environment
+    sound_image.doctor("--pid", str(sound_image.start())).assert_sound()
 
 
 def test_dev_mode_on_loopback_and_an_extension_that_fits_are_sound(image: Image) -> None:
@@ -288,6 +366,8 @@ class Fault:
     remedy: str
     # Whether it shows in other checks too. One cause should be one finding.
     others: tuple[str, ...] = ()
+    # Whether a file is planted.
+    own_files: bool = False
 
 
 def start_without_the_agent(image: Image) -> None:
@@ -314,8 +394,8 @@ def shadow_by_a_folder(image: Image) -> None:
 
 
 def damage_the_tree(image: Image) -> None:
-    with open(image.agent / "gc_sidecar_agent" / "meter.py", "a") as file:
-        file.write("# half of an upda")
+    meter = image.agent / "gc_sidecar_agent" / "meter.py"
+    write(meter, meter.read_text() + "# half of an upda")
 
 
 def leave_two_versions(image: Image) -> None:
@@ -438,25 +518,36 @@ FAULTS = {
         make_the_interpreter_deaf, "python_path", "error", "-E", ("pages",)
     ),
     "the image's own path is replaced": Fault(
-        replace_the_path, "python_path_replaced", "warning", "bin/with-agent"
+        replace_the_path, "python_path_replaced", "warning", "bin/with-agent", own_files=True
     ),
     "another tree comes first": Fault(
-        shadow_by_an_older_tree, "agent_shadowed", "error", "older/gc_sidecar_agent"
+        shadow_by_an_older_tree, "agent_shadowed", "error", "older/gc_sidecar_agent", own_files=True
     ),
     "a folder has the package's name": Fault(
-        shadow_by_a_folder, "agent_shadowed", "error", "work/gc_sidecar_agent"
+        shadow_by_a_folder, "agent_shadowed", "error", "work/gc_sidecar_agent", own_files=True
     ),
-    "a file of the tree is damaged": Fault(damage_the_tree, "agent_tree", "error", "install-agent"),
-    "two versions in one tree": Fault(leave_two_versions, "agent_tree", "error", "install-agent"),
-    "no dist-info": Fault(lose_the_dist_info, "agent_tree", "error", "install-agent"),
+    "a file of the tree is damaged": Fault(
+        damage_the_tree, "agent_tree", "error", "install-agent", own_files=True
+    ),
+    "two versions in one tree": Fault(
+        leave_two_versions, "agent_tree", "error", "install-agent", own_files=True
+    ),
+    "no dist-info": Fault(
+        lose_the_dist_info, "agent_tree", "error", "install-agent", own_files=True
+    ),
     "no entry point": Fault(
-        lose_the_entry_point, "entry_point", "error", "install-agent", ("agent_tree",)
+        lose_the_entry_point,
+        "entry_point",
+        "error",
+        "install-agent",
+        ("agent_tree",),
+        own_files=True,
     ),
     "another plugin has our name": Fault(
-        take_our_name, "entry_point", "error", "PYTHONPATH", ("agent_tree",)
+        take_our_name, "entry_point", "error", "PYTHONPATH", ("agent_tree",), own_files=True
     ),
     "the agent cannot be imported": Fault(
-        break_the_agent, "agent_import", "error", "install-agent", ("agent_tree",)
+        break_the_agent, "agent_import", "error", "install-agent", ("agent_tree",), own_files=True
     ),
     "plugins are not allowed": Fault(
         set_variables(VLLM_PLUGINS="lora_hf_hub_resolver"),
@@ -489,28 +580,49 @@ FAULTS = {
         f"VLLM_PLUGINS={ALL_PLUGINS}",
     ),
     "vLLM has no endpoint plugins": Fault(
-        lambda image: image.set_vllm("0.27.1"), "endpoint_plugin", "warning", "upgrade vLLM"
+        lambda image: image.set_vllm("0.27.1"),
+        "endpoint_plugin",
+        "warning",
+        "upgrade vLLM",
+        own_files=True,
     ),
     "vLLM is below the floor": Fault(
-        lambda image: image.set_vllm("0.24.0rc1"), "vllm_version", "error", "0.25"
+        lambda image: image.set_vllm("0.24.0rc1"), "vllm_version", "error", "0.25", own_files=True
     ),
     "an extension's module is missing": Fault(
-        name_an_extension("nowhere", "Extension"), "worker_extension", "error", "holds nowhere"
+        name_an_extension("nowhere", "Extension"),
+        "worker_extension",
+        "error",
+        "holds nowhere",
+        own_files=True,
     ),
     "an extension's own import fails": Fault(
         name_an_extension("needy", "Extension"),
         "worker_extension",
         "error",
         "a_module_that_is_missing",
+        own_files=True,
     ),
     "an extension is not there": Fault(
-        name_an_extension("users", "Absent"), "worker_extension", "error", "package.module.Class"
+        name_an_extension("users", "Absent"),
+        "worker_extension",
+        "error",
+        "package.module.Class",
+        own_files=True,
     ),
     "an extension is no class": Fault(
-        name_an_extension("users", "something"), "worker_extension", "error", "package.module.Class"
+        name_an_extension("users", "something"),
+        "worker_extension",
+        "error",
+        "package.module.Class",
+        own_files=True,
     ),
     "an extension clashes": Fault(
-        name_an_extension("users", "Clashing"), "worker_extension", "error", "rename it"
+        name_an_extension("users", "Clashing"),
+        "worker_extension",
+        "error",
+        "rename it",
+        own_files=True,
     ),
     "dev mode on every address": Fault(on_every_address, "dev_mode", "warning", "--host 127.0.0.1"),
     "dev mode on the default address": Fault(
@@ -522,7 +634,9 @@ FAULTS = {
     "a variable that sets nothing": Fault(
         set_variables(PYTHONGC="0"), "gc_variables", "warning", "PYTHONGC"
     ),
-    "dynamo sets GC too": Fault(install_dynamo, "dynamo", "warning", "unset DYN_FPM_GC_POLICY"),
+    "dynamo sets GC too": Fault(
+        install_dynamo, "dynamo", "warning", "unset DYN_FPM_GC_POLICY", own_files=True
+    ),
     "an interval that is no number": Fault(
         set_variables(GC_SIDECAR_POLICY="freeze", GC_SIDECAR_INTERVAL_S="soon"),
         "gate",
@@ -536,7 +650,7 @@ FAULTS = {
         "plain seconds, without a unit: GC_SIDECAR_LEASE_S=3600",
     ),
     "somebody has disabled GC": Fault(
-        run_at_start("import gc; gc.disable()"), "live_gc", "warning", "gc.disable"
+        run_at_start("import gc; gc.disable()"), "live_gc", "warning", "gc.disable", own_files=True
     ),
     "somebody holds full collections off": Fault(
         while_it_runs("import gc; gc.set_threshold(700, 10, 1 << 30)"),
@@ -549,12 +663,14 @@ FAULTS = {
         "collector",
         "error",
         "3.14.5",
+        own_files=True,
     ),
     "a free-threaded interpreter": Fault(
         run_at_start("import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"),
         "collector",
         "error",
         "3.10 to 3.13",
+        own_files=True,
     ),
     "no run directory is set": Fault(
         set_variables(GC_SIDECAR_RUN_DIR=None), "run_dir", "warning", "GC_SIDECAR_RUN_DIR"
@@ -570,10 +686,11 @@ FAULTS = {
         "run_dir",
         "error",
         "name a directory",
+        own_files=True,
     ),
     "two run directories": Fault(use_another_run_dir, "run_dir_differs", "warning", "set it once"),
     "the run directory is on disk": Fault(
-        use_a_disk, "run_dir_memory", "warning", "medium: Memory"
+        use_a_disk, "run_dir_memory", "warning", "medium: Memory", own_files=True
     ),
     "the run directory is not setgid": Fault(
         open_the_run_dir, "run_dir_mode", "warning", "fsGroup"
@@ -589,8 +706,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found_and_the_remedy_says_what_to_do(name: str, image: Image) -> None:
+def test_a_planted_fault_is_found_and_the_remedy_says_what_to_do(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     fault = FAULTS[name]
+    image: Image = request.getfixturevalue("image" if fault.own_files else "sound_image")
     fault.plant(image)
     diagnosis = image.examine()
     finding = diagnosis.find(fault.check, fault.level)
@@ -601,20 +721,20 @@ def test_a_planted_fault_is_found_and_the_remedy_says_what_to_do(name: str, imag
         assert "\n" not in each["reason"] + (each["remedy"] or "")
 
 
-def test_warnings_alone_need_not_fail(image: Image) -> None:
-    image.set(VLLM_GC_DEBUG="1")
-    assert image.doctor("--preflight").code == 4
-    assert image.doctor("--preflight", "--fail-on", "warning").code == 4
-    image.own_environment["GC_SIDECAR_FAIL_ON"] = "error"
-    diagnosis = image.doctor("--preflight")
+def test_warnings_alone_need_not_fail(sound_image: Image) -> None:
+    sound_image.set(VLLM_GC_DEBUG="1")
+    assert sound_image.doctor("--preflight").code == 4
+    assert sound_image.preflight("--fail-on", "warning").code == 4
+    sound_image.own_environment["GC_SIDECAR_FAIL_ON"] = "error"
+    diagnosis = sound_image.preflight()
     assert (diagnosis.document["worst"], diagnosis.code) == ("warning", 0)
-    image.set(GC_SIDECAR_POLICY="frozen")
-    assert image.doctor("--preflight").code == 1
+    sound_image.set(GC_SIDECAR_POLICY="frozen")
+    assert sound_image.preflight().code == 1
 
 
-def test_from_no_tree_no_program_of_one_is_named(image: Image) -> None:
-    start_without_the_agent(image)
-    diagnosis = image.examine(from_tree=False)
+def test_from_no_tree_no_program_of_one_is_named(sound_image: Image) -> None:
+    start_without_the_agent(sound_image)
+    diagnosis = sound_image.examine(from_tree=False)
     source = str(Path(site.__file__).parents[2])
     for check in ("agent_tree", "python_path"):
         finding = diagnosis.find(check, "error")
@@ -625,37 +745,37 @@ def test_from_no_tree_no_program_of_one_is_named(image: Image) -> None:
 # --- faults of an environment in which no engine runs yet ---
 
 
-def test_a_policy_that_the_gate_refuses_is_an_error(image: Image) -> None:
-    image.set(GC_SIDECAR_POLICY="Freeze")
-    finding = image.doctor("--preflight").find("gate", "error")
+def test_a_policy_that_the_gate_refuses_is_an_error(sound_image: Image) -> None:
+    sound_image.set(GC_SIDECAR_POLICY="Freeze")
+    finding = sound_image.preflight().find("gate", "error")
     assert "GC_SIDECAR_POLICY='Freeze'" in finding["reason"]
     assert "to off or freeze" in finding["remedy"]
 
 
-def test_budget_is_an_error_at_the_gate(image: Image) -> None:
-    image.set(GC_SIDECAR_POLICY="budget")
-    diagnosis = image.doctor("--preflight")
+def test_budget_is_an_error_at_the_gate(sound_image: Image) -> None:
+    sound_image.set(GC_SIDECAR_POLICY="budget")
+    diagnosis = sound_image.preflight()
     assert "not available in this release" in diagnosis.find("gate", "error")["reason"]
     assert diagnosis.code == 1
 
 
-def test_a_board_that_was_left_is_told_at_the_gate(image: Image) -> None:
-    image.set(GC_SIDECAR_POLICY="freeze")
-    write_board(str(image.run_dir), Board(Command("restore", "r", 7)))
-    diagnosis = image.doctor("--preflight")
+def test_a_board_that_was_left_is_told_at_the_gate(sound_image: Image) -> None:
+    sound_image.set(GC_SIDECAR_POLICY="freeze")
+    write_board(str(sound_image.run_dir), Board(Command("restore", "r", 7)))
+    diagnosis = sound_image.preflight()
     diagnosis.assert_sound()
     (gate,) = [f for f in diagnosis.document["findings"] if f["check"] == "gate"]
     assert "left on the board (restore) does not keep it" in gate["reason"]
     bench = Command("freeze", "f", 8, owner="bench-1")
-    write_board(str(image.run_dir), Board(bench, lease=Lease(1, 60.0, time.time() + 60)))
-    finding = image.doctor("--preflight").find("gate", "warning")
+    write_board(str(sound_image.run_dir), Board(bench, lease=Lease(1, 60.0, time.time() + 60)))
+    finding = sound_image.preflight().find("gate", "warning")
     assert "freeze by bench-1" in finding["reason"]
-    assert str(image.run_dir / BOARD_NAME) in finding["remedy"]
+    assert str(sound_image.run_dir / BOARD_NAME) in finding["remedy"]
 
 
-def test_the_published_name_acts_where_dynamo_is_not_installed(image: Image) -> None:
-    image.set(DYN_FPM_GC_POLICY="freeze")
-    diagnosis = image.doctor("--preflight")
+def test_the_published_name_acts_where_dynamo_is_not_installed(sound_image: Image) -> None:
+    sound_image.set(DYN_FPM_GC_POLICY="freeze")
+    diagnosis = sound_image.preflight()
     diagnosis.assert_sound()
     (gate,) = [f for f in diagnosis.document["findings"] if f["check"] == "gate"]
     assert "freeze" in gate["reason"]
@@ -663,22 +783,22 @@ def test_the_published_name_acts_where_dynamo_is_not_installed(image: Image) -> 
 
 def test_an_interpreter_without_vllm_is_an_error(image: Image) -> None:
     shutil.rmtree(image.packages)
-    assert "--python" in image.doctor("--preflight").find("vllm_version", "error")["remedy"]
+    assert "--python" in image.preflight().find("vllm_version", "error")["remedy"]
 
 
-def test_an_interpreter_that_does_not_answer_is_an_error(image: Image) -> None:
-    diagnosis = image.doctor("--preflight", "--python", "/bin/false")
+def test_an_interpreter_that_does_not_answer_is_an_error(sound_image: Image) -> None:
+    diagnosis = sound_image.preflight("--python", "/bin/false")
     assert "--python" in diagnosis.find("interpreter", "error")["remedy"]
 
 
-def test_a_python_below_the_floor_is_an_error(image: Image) -> None:
+def test_a_python_below_the_floor_is_an_error(sound_image: Image) -> None:
     for old in old_interpreters():
-        diagnosis = image.doctor("--preflight", "--python", str(old))
+        diagnosis = sound_image.preflight("--python", str(old))
         assert "3.10" in diagnosis.find("python_version", "error")["reason"]
         if old.name == "python3.9":  # the oldest that the verbs themselves run on
-            image.own_environment["GC_SIDECAR_PYTHON"] = str(old)
-            assert image.doctor("--preflight").find("python_version", "error")
-            del image.own_environment["GC_SIDECAR_PYTHON"]
+            sound_image.own_environment["GC_SIDECAR_PYTHON"] = str(old)
+            assert sound_image.doctor("--preflight").find("python_version", "error")
+            del sound_image.own_environment["GC_SIDECAR_PYTHON"]
 
 
 def old_interpreters() -> list[Path]:
@@ -697,26 +817,26 @@ def old_interpreters() -> list[Path]:
     return working
 
 
-def test_a_mistyped_path_is_a_warning(image: Image) -> None:
-    image.own_environment["PYTHONPATH"] = f"/agnet:{image.packages}"
-    finding = image.doctor("--preflight").find("python_path", "warning")
+def test_a_mistyped_path_is_a_warning(sound_image: Image) -> None:
+    sound_image.own_environment["PYTHONPATH"] = f"/agnet:{sound_image.packages}"
+    finding = sound_image.preflight().find("python_path", "warning")
     assert "/agnet" in finding["reason"]
     assert "with-agent" in finding["remedy"]
 
 
 def test_a_folder_here_would_shadow_the_agent_under_python_m(image: Image) -> None:
     shadow_by_a_folder(image)
-    finding = image.doctor("--preflight").find("agent_shadowed", "warning")
+    finding = image.preflight().find("agent_shadowed", "warning")
     assert "another directory" in finding["remedy"]
 
 
-def test_dev_mode_without_an_engine_to_look_at_is_a_warning(image: Image) -> None:
-    image.set(VLLM_SERVER_DEV_MODE="1")
-    assert "127.0.0.1" in image.doctor("--preflight").find("dev_mode", "warning")["remedy"]
+def test_dev_mode_without_an_engine_to_look_at_is_a_warning(sound_image: Image) -> None:
+    sound_image.set(VLLM_SERVER_DEV_MODE="1")
+    assert "127.0.0.1" in sound_image.preflight().find("dev_mode", "warning")["remedy"]
 
 
-def test_an_extension_may_be_named_by_hand(image: Image) -> None:
-    diagnosis = image.doctor("--preflight", "--worker-extension-cls", "nowhere.Extension")
+def test_an_extension_may_be_named_by_hand(sound_image: Image) -> None:
+    diagnosis = sound_image.preflight("--worker-extension-cls", "nowhere.Extension")
     assert "nowhere" in diagnosis.find("worker_extension", "error")["remedy"]
 
 
@@ -725,13 +845,13 @@ def test_without_the_plugin_the_extension_covers_the_workers_only(image: Image) 
     write(image.packages / "vllm/v1/worker/gpu_worker.py", "class Worker: ...\n")
     image.set(VLLM_PLUGINS="theirs")
     name = "gc_sidecar_agent.extension.GcWorkerExtension"
-    diagnosis = image.doctor("--preflight", "--worker-extension-cls", name)
+    diagnosis = image.preflight("--worker-extension-cls", name)
     assert "workers only" in diagnosis.find("plugins_allowed", "warning")["reason"]
 
 
-def test_a_token_file_that_is_named_and_missing_is_an_error(image: Image) -> None:
-    image.set(GC_SIDECAR_ENDPOINT_TOKEN_FILE="/nowhere/token")
-    finding = image.doctor("--preflight").find("endpoint_token", "error")
+def test_a_token_file_that_is_named_and_missing_is_an_error(sound_image: Image) -> None:
+    sound_image.set(GC_SIDECAR_ENDPOINT_TOKEN_FILE="/nowhere/token")
+    finding = sound_image.preflight().find("endpoint_token", "error")
     assert "/nowhere/token" in finding["reason"]
 
 
@@ -806,9 +926,9 @@ def as_another_user(tmp_path: Path) -> None:
     assert "supplementalGroups" in diagnosis.find("run_dir_mode", "warning")["remedy"]
 
 
-def test_an_engine_of_another_user_cannot_be_judged_and_that_is_said(image: Image) -> None:
+def test_an_engine_of_another_user_cannot_be_judged_and_that_is_said(sound_image: Image) -> None:
     need_root()
-    look_as_another_user(pid=image.start())
+    look_as_another_user(pid=sound_image.start())
 
 
 @in_own_process
@@ -830,24 +950,24 @@ def look_as_another_user(pid: int) -> None:
 # --- finding the engine ---
 
 
-def test_a_running_engine_is_found_by_itself(image: Image) -> None:
-    pid = image.start()
+def test_a_running_engine_is_found_by_itself(sound_image: Image) -> None:
+    pid = sound_image.start()
     (engine,) = [each for each in find_engines() if each.pid == pid]
     assert engine.environment is not None
-    assert engine.environment["PYTHONPATH"] == image.environment["PYTHONPATH"]
+    assert engine.environment["PYTHONPATH"] == sound_image.environment["PYTHONPATH"]
     assert engine.flag("--host") == "127.0.0.1"
     assert interpreter_path(engine) == image_python()
 
 
 def test_of_several_engines_each_is_judged(
-    image: Image, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sound_image: Image, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # There may be others on this machine, which are none of our business.
-    engines = [read_engine(image.start())]
-    image.environment["VLLM_PLUGINS"] = "theirs"
-    engines.append(read_engine(image.start()))
+    engines = [read_engine(sound_image.start())]
+    sound_image.environment["VLLM_PLUGINS"] = "theirs"
+    engines.append(read_engine(sound_image.start()))
     monkeypatch.setattr(doctor, "find_engines", lambda: engines)
-    assert main(["doctor", "--json", "--agent-dir", str(image.agent)]) == 1
+    assert main(["doctor", "--json", "--agent-dir", str(sound_image.agent)]) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     judged = {
         f["reason"].split(":")[0]: f["level"] for f in findings if f["check"] == "plugins_allowed"
@@ -932,18 +1052,19 @@ def test_a_flag_takes_either_spelling_and_the_last_one_wins() -> None:
         ["--fail-on", "all"],
     ],
 )
-def test_wrong_usage_is_exit_code_2(image: Image, arguments: list[str]) -> None:
-    command = [str(image.agent / "bin" / "gc-sidecar"), "doctor", *arguments]
-    environment = {**image.own_environment, "GC_SIDECAR_PYTHON": image_python()}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert arguments[0] in result.stderr
+def test_wrong_usage_is_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert arguments[0] in captured.err
 
 
-def test_the_table_shows_what_is_wrong_first_and_what_to_do(image: Image) -> None:
-    image.set(VLLM_GC_DEBUG="1", VLLM_PLUGINS="theirs")
-    command = [str(image.agent / "bin" / "gc-sidecar"), "doctor", "--preflight"]
-    environment = {**image.own_environment, "GC_SIDECAR_PYTHON": image_python()}
+def test_the_table_shows_what_is_wrong_first_and_what_to_do(sound_image: Image) -> None:
+    sound_image.set(VLLM_GC_DEBUG="1", VLLM_PLUGINS="theirs")
+    command = [str(sound_image.agent / "bin" / "gc-sidecar"), "doctor", "--preflight"]
+    environment = {**sound_image.own_environment, "GC_SIDECAR_PYTHON": image_python()}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = result.stdout.splitlines()
     assert lines[0].startswith("error    plugins_allowed")

@@ -562,9 +562,12 @@ def collect_between_markers(run_dir: str) -> None:
     collect = gc.collect
     gc.disable()
     # Once round the rings: from then on a record takes the place of an older one, and its memory.
+    # Full collections walk the whole heap: what was loaded need not be walked a thousand times.
+    gc.freeze()
     for _ in range(RING_SLOTS):
         collect(0)
         collect()
+    gc.unfreeze()
     os.getppid()
     for _ in range(10_000):
         collect(0)

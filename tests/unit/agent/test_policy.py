@@ -546,7 +546,9 @@ def drifted(subject: Subject) -> str | None:
 
 
 @in_own_process
-def test_thresholds_that_somebody_sets_are_named_held_off_again_and_left_to_them_at_the_end() -> None:
+def test_thresholds_that_somebody_sets_are_named_held_off_again_and_left_to_them_at_the_end() -> (
+    None
+):
     clock = Clock()
     subject = Subject()
     subject.does("freeze")

@@ -41,7 +41,7 @@ from gc_sidecar_agent.page import (
 )
 from gc_sidecar_agent.policy import HELD_OFF
 
-POLL_S = 0.01
+POLL_S = 0.02
 MODES = {"freeze": "freeze", "budget": "budget", "restore": "off"}
 
 
@@ -185,6 +185,7 @@ class Process:
 
     def fill(self, page: PageWriter) -> None:
         self.page = page
+        self.described: dict[str, Any] = {}
         self.publish()
 
     def record(
@@ -336,7 +337,10 @@ class Process:
         if self.page is None:
             return
         report = self.report()
-        self.page.write_description(report["description"])
+        # Like an agent, on change. These polls are most of what the tests of the server cost.
+        if report["description"] != self.described:
+            self.page.write_description(report["description"])
+            self.described = report["description"]
         if self.has_news:
             for offset, ring in self.rings.items():
                 self.page.write_ring(offset, memoryview(ring))
@@ -394,7 +398,7 @@ class Process:
                     "pause_budget_ms": None,
                     "max_rss_growth_bytes": command.max_rss_growth_bytes if command else None,
                     "reason": self.reason, "refused": self.refused, "collect_pending": False,
-                    "exits": self.exits,
+                    "exits": dict(self.exits),
                     "operation": self.last.to_dict() if self.last else None,
                 },
             },

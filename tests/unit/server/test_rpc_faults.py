@@ -85,7 +85,8 @@ async def test_an_rpc_that_fails_leaves_it_to_the_board(
     start_engine: StartEngine, start_sidecar: StartSidecar, answer: str
 ) -> None:
     engine = start_engine()
-    sidecar = await start_sidecar(engine)
+    # Time enough for the whole of an answer, however long, to come before the board is tried beside it.
+    sidecar = await start_sidecar(engine, timing=replace(FAST, board_after_s=5.0))
     await sidecar.until_seen("plugin", 4)
     engine.set(answer=answer)
     assert (await sidecar.client.post("/gc/freeze")).status_code == 200

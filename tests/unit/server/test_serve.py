@@ -240,6 +240,22 @@ def test_an_address_that_is_taken_is_said(run_serve: RunServe, tmp_path: Path) -
     assert f"127.0.0.1:{port}" in error
 
 
+def test_a_second_one_on_the_same_run_directory_refuses_until_the_first_has_ended(
+    serve: Callable[..., Serve], run_serve: RunServe, run_dir: Path
+) -> None:
+    first = serve("--run-dir", str(run_dir))
+    code, shown, error = run_serve("--run-dir", str(run_dir), "--port", "0")
+    assert (code, shown) == (1, "")
+    assert (
+        f"gc-sidecar: serve: {run_dir} belongs to the sidecar with pid {first.process.pid} "
+        in error
+    )
+    assert "stop it" in error
+    first.process.kill()
+    first.process.wait()
+    assert serve("--run-dir", str(run_dir)).stop()[0] == 0
+
+
 def test_the_help_teaches(run_serve: RunServe) -> None:
     code, shown, _ = run_serve("--help")
     assert code == 0
