@@ -38,10 +38,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # The steps of `test` share two cores and one terminal.
 .NOTPARALLEL:
-.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-vllm dashboards lint format bench clean distclean
+.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-agent-debian test-faults test-vllm soak dashboards lint format bench clean distclean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## gc-sidecar and the developers' tools, into .venv
 
@@ -68,15 +68,25 @@ demo: install ## the whole story on the terminal, in under a minute: pauses that
 demo-vllm: install $(VLLM_READY) ## the same on a real vLLM (CPU, tensor parallel, tiny random model)
 	@$(PY) -m gc_sidecar demo --engine vllm --vllm-python $(VLLM_PYTHON)
 
-test: test-agent test-unit test-vllm ## every test, those on a real vLLM included
+test: test-agent test-unit test-faults test-vllm ## every test, those on a real vLLM included
 
-test-unit: install $(PROMETHEUS) ## the tests that need no vLLM, but for the agent's: units, embedded engine, deploy/
+test-unit: install $(PROMETHEUS) ## the tests that need no vLLM, but for the agent's and the faults: units, embedded engine, deploy/
 	@mkdir -p build && rm -f build/junit-unit.xml
-	$(PY) -m pytest tests --ignore=tests/vllm --ignore=tests/unit/agent --junitxml=build/junit-unit.xml
+	$(PY) -m pytest tests --ignore=tests/vllm --ignore=tests/unit/agent --ignore=tests/faults --junitxml=build/junit-unit.xml
+
+test-faults: install ## what dies, hangs, lies or floods: kills at every stage, a model of the design, fuzzed inputs, a soak
+	@mkdir -p build && rm -f build/junit-faults.xml
+	$(PY) -m pytest tests/faults --junitxml=build/junit-faults.xml
+
+soak: install ## freeze, maintain and restore under load for half an hour (SOAK_S=1800): memory, descriptors and threads stay
+	PYTHONPATH=. $(PY) -m tests.faults.soak --seconds $(or $(SOAK_S),1800)
 
 test-agent: install ## the agent's unit tests on every CPython (3.10 and later) that this machine has
 	@mkdir -p build
 	@$(PY) scripts/agent_tests.py
+
+test-agent-debian: install ## the same on the newest CPythons that Debian has, in a chroot (root and mmdebstrap needed)
+	@scripts/agent_tests_in_debian.sh
 
 # pytest's exit status 5 means that no test was left to run, which is right only where that was asked for.
 test-vllm: install $(PROMETHEUS) $(TEST_VLLM_READY) ## the tests on a real vLLM

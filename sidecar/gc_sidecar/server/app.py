@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from gc_sidecar import __version__
-from gc_sidecar.server import engine_http
+from gc_sidecar.server import engine_http, openapi
 from gc_sidecar.server.claim import ClaimedError
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.engines import Engines
@@ -31,7 +32,7 @@ from gc_sidecar.server.routes import (
 )
 from gc_sidecar.server.run_dir import RunDir
 from gc_sidecar.server.secret import endpoint_secret
-from gc_sidecar.server.security import Guard, TokenFile
+from gc_sidecar.server.security import Guard, Limits, TokenFile
 from gc_sidecar.server.settings import Settings
 from gc_sidecar.server.sight import Sight
 from gc_sidecar.server.tally import Tally
@@ -111,8 +112,9 @@ def make_control_app(services: Services) -> ASGIApp:
 
 
 def make_open_app(services: Services) -> ASGIApp:
-    """Probes and metrics only."""
-    return _make_app(open_router(services.coordinator, services.windows, services.tally), None)
+    """Probes and metrics only, within limits."""
+    router = open_router(services.coordinator, services.windows, services.tally)
+    return Limits(_make_app(router, None))
 
 
 def _make_app(router: APIRouter, openapi_url: str | None) -> FastAPI:
@@ -126,6 +128,8 @@ def _make_app(router: APIRouter, openapi_url: str | None) -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(router)
+    # Made when somebody asks for it; FastAPI looks the method up on the app.
+    app.openapi = functools.partial(openapi.document, app)  # type: ignore[method-assign]
     app.add_exception_handler(Problem, show_problem)
     app.add_exception_handler(HTTPException, show_http_error)
     app.add_exception_handler(Exception, show_mistake)

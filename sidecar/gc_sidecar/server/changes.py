@@ -289,8 +289,8 @@ def _refuse_long_pause(means: Means, change: Change) -> None:
     if expected.pause_s > limit_s:
         raise Problem(
             "pause_too_long",
-            f"{expected.key} is expected to stand still for {expected.pause_s:.1f} s, by its last maintenance and by"
-            f" what it has grown since; the limit is {limit_s:g} s (--max-maintain-pause-s); nothing was changed",
+            f"{expected.key} is expected to stand still for {expected.pause_s:.1f} s, by its last maintenance"
+            f" and by its growth since; the limit is {limit_s:g} s (--max-maintain-pause-s); nothing was changed",
             extra={
                 "expected_pause_s": round(expected.pause_s, 3),
                 "max_maintain_pause_s": limit_s,

@@ -1,4 +1,4 @@
-"""Running the two listeners in one process, and leaving within two seconds of a SIGTERM in every state.
+"""Running the two listeners in one process, within their limits, and leaving within two seconds of a SIGTERM.
 
 The lease restores an engine whose sidecar has gone; nothing has to be said on the way out.
 """
@@ -15,12 +15,15 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gc_sidecar.server.app import Services, make_control_app, make_open_app
 from gc_sidecar.server.logs import rfc3339
+from gc_sidecar.server.problems import PROBLEM_MEDIA_TYPE, Problem, to_json
+from gc_sidecar.server.security import SECURITY_HEADERS
 
 logger = logging.getLogger("gc_sidecar.server")
 
@@ -28,6 +31,8 @@ BACKLOG = 128
 # Of each listener. Whoever says nothing for so long is cut off, also with half a request's head.
 MAXIMUM_CONNECTIONS = 200
 SILENCE_S = 10.0
+# Of a request's line and headers together.
+MAXIMUM_HEAD_BYTES = 16 << 10
 # Requests in flight get this long; whatever holds up the rest is cut off before two seconds have passed.
 GRACE_S = 1
 LAST_MOMENT_S = 1.4
@@ -45,10 +50,33 @@ class _BoundedProtocol(H11Protocol):
         """Begin to count its silence, or refuse it where there are too many."""
         super().connection_made(transport)
         self._last_cycle: object = None
+        self._timer: asyncio.TimerHandle | None = None
         if len(self.connections) > MAXIMUM_CONNECTIONS:
             transport.abort()
             return
-        self.loop.call_later(SILENCE_S, self._end_silence)
+        self._timer = self.loop.call_later(SILENCE_S, self._end_silence)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of it: the timer would keep all that came and went until it is due."""
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """To what is no HTTP, or has too long a head: a problem like any other."""
+        problem = Problem("bad_http", msg)
+        headers = [
+            (b"content-type", PROBLEM_MEDIA_TYPE.encode()),
+            (b"connection", b"close"),
+            *SECURITY_HEADERS,
+        ]
+        for event in (
+            h11.Response(status_code=problem.kind.status, headers=headers),
+            h11.Data(data=to_json(problem.document())),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _end_silence(self) -> None:
         if self.transport.is_closing():
@@ -59,7 +87,7 @@ class _BoundedProtocol(H11Protocol):
             self.transport.abort()
             return
         self._last_cycle = cycle
-        self.loop.call_later(SILENCE_S, self._end_silence)
+        self._timer = self.loop.call_later(SILENCE_S, self._end_silence)
 
 
 class _Server(uvicorn.Server):
@@ -141,6 +169,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=_BoundedProtocol,
+        h11_max_incomplete_event_size=MAXIMUM_HEAD_BYTES,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -48,7 +48,7 @@ def _judge_line(
         reason = row.reason
         failure = next((outcome for outcome in anonymous if not outcome.ok), None)
         if failure is not None and row.key.role == "worker" and row.state != "gone":
-            # The engine core answers for a worker that could not say who it is; one that has ended says why itself.
+            # The engine core answers for a worker that could not say who it is. Of one that ended we know why.
             return replace(
                 line, code=failure.code, detail=failure.detail, own_code=True, live=False
             )

@@ -34,13 +34,14 @@ from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import (
     DEFAULT_DEADLINE_S,
     DEFAULT_INTERVAL_S,
+    MAXIMUM_DEADLINE_S,
     MAXIMUM_SECONDS,
+    MINIMUM_DEADLINE_S,
     MINIMUM_INTERVAL_S,
     OPERATION_ID,
 )
 from gc_sidecar_agent.page import TRIGGERS
 
-MAXIMUM_DEADLINE_S = 3600.0
 BODY_S = 10.0
 CURL_MEDIA_TYPE = "application/x-www-form-urlencoded"
 FORMATS = ("json", "table")
@@ -69,7 +70,13 @@ def _seconds(minimum: float, maximum: float) -> Any:
     return Field(ge=minimum, le=maximum, allow_inf_nan=False)
 
 
-Owner = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
+# What of `str.isprintable` a regular expression can say: of Latin-1 it is exactly that.
+PRINTABLE = r"^[^\x00-\x1f\x7f-\xa0\xad]+$"
+Owner = Annotated[
+    str,
+    Field(min_length=1, max_length=128, json_schema_extra={"pattern": PRINTABLE}),
+    AfterValidator(_printable),
+]
 OperationId = Annotated[
     str,
     AfterValidator(_operation_id),
@@ -77,7 +84,7 @@ OperationId = Annotated[
 ]
 Interval = Annotated[float, _seconds(MINIMUM_INTERVAL_S, MAXIMUM_SECONDS)]
 Lease = Annotated[float, _seconds(1.0, MAXIMUM_SECONDS)]
-Deadline = Annotated[float, _seconds(0.1, MAXIMUM_DEADLINE_S)]
+Deadline = Annotated[float, _seconds(MINIMUM_DEADLINE_S, MAXIMUM_DEADLINE_S)]
 Growth = Annotated[int, Field(ge=0, le=1 << 50)]
 PauseBudget = Annotated[float, _seconds(2.0, 60_000.0)]
 Milliseconds = Annotated[float, _seconds(0.0, 1000 * MAXIMUM_SECONDS)]
@@ -105,9 +112,11 @@ class ChangeFields(BodyFields):
         None, description="your own id: sent again, it is not done again"
     )
 
-    def to_change(self, kind: str) -> Change:
+    def to_change(self, kind: str, default_deadline_s: float) -> Change:
         """The Change that these fields ask for."""
         fields = self.model_dump(exclude={"operation_id", "mode"})
+        if fields["deadline_s"] is None:
+            fields["deadline_s"] = default_deadline_s
         return Change(kind, self.operation_id or f"op-{uuid.uuid4().hex[:16]}", **fields)
 
 
@@ -125,8 +134,22 @@ class FreezeFields(ChangeFields):
     collect_first: bool = Field(True, description="run a full collection before")
 
 
+def _budget_needs_its_pause(schema: dict[str, Any]) -> None:
+    """What `PolicyFields` checks beyond single fields, said in JSON Schema."""
+    pause = schema["properties"]["pause_budget_ms"]
+    number = next(each for each in pause["anyOf"] if each != {"type": "null"})
+    schema["if"] = {"properties": {"mode": {"const": "budget"}}}
+    schema["then"] = {
+        "properties": {"pause_budget_ms": number},
+        "required": ["pause_budget_ms"],
+    }
+    schema["else"] = {"properties": {"pause_budget_ms": {"type": "null"}}}
+
+
 class PolicyFields(FreezeFields):
     """PUT /gc/policy"""
+
+    model_config = ConfigDict(json_schema_extra=_budget_needs_its_pause)
 
     mode: Literal["off", "freeze", "budget"] = Field(description="the policy")
     pause_budget_ms: PauseBudget | None = Field(None, description="for budget: the longest pause")
@@ -141,6 +164,10 @@ class PolicyFields(FreezeFields):
 class MaintainFields(ChangeFields):
     """POST /gc/maintain"""
 
+    deadline_s: Deadline | None = Field(  # type: ignore[assignment]
+        None,
+        description="how long the answer may take: 30, or twice the pause that is expected if that is longer",
+    )
     when: Literal["now", "idle"] = Field("now", description="idle waits until no request runs")
     trim: bool = Field(False, description="give memory that is free back to the system")
 
@@ -246,12 +273,17 @@ class PauseFilter(BaseModel):
         )
 
 
-async def read_change(request: Request, fields: type[ChangeFields], kind: str) -> Change:
+async def read_change(
+    request: Request,
+    fields: type[ChangeFields],
+    kind: str,
+    default_deadline_s: float = DEFAULT_DEADLINE_S,
+) -> Change:
     """The Change that `request` asks for. Raises Problem."""
     parsed = await read_fields(request, fields)
     if isinstance(parsed, PolicyFields):
         kind = {"off": "restore"}.get(parsed.mode, parsed.mode)
-    return parsed.to_change(kind)
+    return parsed.to_change(kind, default_deadline_s)
 
 
 async def read_fields(request: Request, fields: type[Fields]) -> Fields:
@@ -304,7 +336,7 @@ def _fields_of_query(request: Request) -> dict[str, str]:
 async def _body(request: Request) -> Any:
     """The JSON in the body, which may be null; ABSENT where there is no body."""
     try:
-        data = (await asyncio.wait_for(request.body(), BODY_S)).strip()
+        data = await asyncio.wait_for(request.body(), BODY_S)
     except asyncio.TimeoutError:
         raise Problem("body_timeout", f"the body did not arrive within {BODY_S:.0f} s") from None
     except ClientDisconnect:
@@ -318,7 +350,7 @@ async def _body(request: Request) -> Any:
     # `curl -d '{...}'` declares a form. So does a form of a hostile page, in a browser.
     is_from_curl = (
         media_type in (CURL_MEDIA_TYPE, "")
-        and data.startswith(b"{")
+        and data.lstrip().startswith(b"{")
         and not is_from_browser(request.headers)
     )
     if not is_json and not is_from_curl:
@@ -327,9 +359,15 @@ async def _body(request: Request) -> Any:
         )
     try:
         # NaN and Infinity are no JSON, but they are read, so that the field that holds one can be named.
-        return json.loads(data, object_pairs_hook=_unique)
+        return json.loads(data, object_pairs_hook=_unique, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise Problem("bad_json", f"the body is not JSON: {error}") from None
+
+
+def _number(text: str) -> float:
+    """JSON has one kind of number: 1e9 is as whole as 1000000000."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

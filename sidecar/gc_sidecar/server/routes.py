@@ -5,27 +5,27 @@ What the answers hold is in `views`, how requests are read in `requests`.
 
 from __future__ import annotations
 
-import functools
 import platform
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from gc_sidecar import __version__
-from gc_sidecar.server import requests
+from gc_sidecar.server import answers, openapi, requests
 from gc_sidecar.server.attempt import NAMED
+from gc_sidecar.server.changes import maintain_deadline_s
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.exposition import render
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.operations import Operation, new_id
-from gc_sidecar.server.problems import PROBLEM_MEDIA_TYPE, Problem, problem_response, to_json
+from gc_sidecar.server.problems import Problem, problem_response, to_json
 from gc_sidecar.server.roster import Roster
 from gc_sidecar.server.tally import Tally
 from gc_sidecar.server.verdicts import Window
@@ -46,7 +46,6 @@ from gc_sidecar_agent.commands.status import show as show_status
 from gc_sidecar_agent.commands.window import show_window, show_windows
 
 RETRY_AFTER_S = "1"
-PROBLEM_CONTENT = {"content": {PROBLEM_MEDIA_TYPE: {"schema": {"type": "object"}}}}
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,8 @@ class Action:
     summary: str
     # A field without which it is refused, with a value.
     example: str = ""
+    # Codes of problems that it alone has.
+    own_problems: tuple[str, ...] = ()
 
 
 ACTIONS = (
@@ -74,6 +75,7 @@ ACTIONS = (
     Action(
         "POST", "/gc/maintain", "maintain", requests.MaintainFields,
         "Collect once, and freeze again where the heap was frozen",
+        own_problems=("not_idle", "idle_unknown", "pause_too_long"),
     ),
     Action(
         "POST", "/gc/restore", "restore", requests.RestoreFields,
@@ -81,7 +83,7 @@ ACTIONS = (
     ),
     Action(
         "POST", "/gc/lease", "lease", requests.LeaseFields,
-        "Renew the lease of the policy in force",
+        "Renew the lease of the policy in force", own_problems=("no_policy",),
     ),
 )  # fmt: skip
 READS = (
@@ -97,13 +99,32 @@ def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> 
     for action in ACTIONS:
         _add_action(router, coordinator, action)
 
-    @router.get("/gc", summary="Desired and observed state, and every process")
+    @router.get(
+        "/gc",
+        summary="Desired and observed state, and every process",
+        openapi_extra=openapi.READS_FORMAT,
+        responses={
+            **openapi.answer_or_table(answers.Status),
+            **openapi.problems(*openapi.OF_PARAMETERS),
+        },
+    )
     async def get_status(request: Request) -> Response:
         style = requests.read_format(request)
         status = status_view(coordinator, await coordinator.watch.look())
-        return _answer(status, show_status(status) if style == "table" else None)
+        return _answer(status, show_status(dict(status)) if style == "table" else None)
 
-    @router.get("/gc/operations/{operation_id}", summary="What an operation did in each process")
+    @router.get(
+        "/gc/operations/{operation_id}",
+        summary="What an operation did in each process",
+        openapi_extra=openapi.READS_FORMAT,
+        responses={
+            **openapi.answer_or_table(
+                answers.OperationAnswer,
+                description="It, as far as it has come; while it runs with Location and Retry-After",
+            ),
+            **openapi.problems("operation_not_found", *openapi.OF_IDS, *openapi.OF_PARAMETERS),
+        },
+    )
     async def get_operation(request: Request, operation_id: str) -> Response:
         style = requests.read_format(request)
         operation = coordinator.ledger.get(operation_id)
@@ -113,7 +134,11 @@ def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> 
             operation, {"operation": operation_view(operation)}, style, status=200
         )
 
-    @router.get("/version", summary="Versions of the sidecar, the agents and the engine")
+    @router.get(
+        "/version",
+        summary="Versions of the sidecar, the agents and the engine",
+        responses={**openapi.answer(answers.Version), **openapi.problems()},
+    )
     async def get_version() -> Response:
         reports = (await coordinator.watch.look()).reports
         return _answer(
@@ -129,7 +154,11 @@ def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> 
             }
         )
 
-    @router.get("/", summary="What there is")
+    @router.get(
+        "/",
+        summary="What there is",
+        responses={**openapi.answer(answers.Index), **openapi.problems()},
+    )
     async def get_index() -> Response:
         return _answer(
             {
@@ -154,19 +183,36 @@ def open_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> API
     """The routes for kubelet and Prometheus."""
     router = APIRouter(redirect_slashes=False)
 
-    @router.get("/healthz", summary="Whether the sidecar itself lives")
+    @router.get(
+        "/healthz",
+        summary="Whether the sidecar itself lives",
+        responses={**openapi.answer(answers.Health), **openapi.problems()},
+    )
     async def get_health() -> Response:
         return _answer({"status": "ok"})
 
     @router.get(
         "/readyz",
         summary="Whether the engine can be seen and reached, and why not",
-        responses={503: PROBLEM_CONTENT},
+        responses={**openapi.answer(answers.Readiness), **openapi.problems("not_ready")},
     )
     async def get_readiness() -> Response:
         return await _readiness(coordinator)
 
-    @router.get("/metrics", summary="Metrics for Prometheus")
+    @router.get(
+        "/metrics",
+        summary="Metrics for Prometheus",
+        response_class=Response,
+        responses={
+            200: {
+                "content": {
+                    **openapi.TEXT,
+                    "application/openmetrics-text": {"schema": {"type": "string"}},
+                }
+            },
+            **openapi.problems(),
+        },
+    )
     async def get_metrics(request: Request) -> Response:
         await coordinator.watch.look()
         accept = request.headers.get("accept")
@@ -180,14 +226,18 @@ def _add_pauses(router: APIRouter, coordinator: Coordinator) -> None:
     @router.get(
         "/gc/pauses",
         summary="Recent pauses, newest first",
-        openapi_extra={"parameters": _query_parameters(requests.PauseFilter)},
+        openapi_extra={"parameters": openapi.query_parameters(requests.PauseFilter)},
+        responses={
+            **openapi.answer_or_table(answers.Pauses),
+            **openapi.problems(*openapi.OF_PARAMETERS),
+        },
     )
     async def get_pauses(request: Request) -> Response:
         style = requests.read_format(request, others=True)
         wanted = requests.read_filter(request, requests.PauseFilter)
         await coordinator.watch.look()
         view = pauses_view(coordinator.knowledge.sight.log, wanted)
-        return _answer(view, show_pauses(view) if style == "table" else None)
+        return _answer(view, show_pauses(dict(view)) if style == "table" else None)
 
 
 def _add_windows(router: APIRouter, windows: Windows) -> None:
@@ -195,8 +245,14 @@ def _add_windows(router: APIRouter, windows: Windows) -> None:
         OPENING,
         status_code=201,
         summary="Open a measured window",
-        openapi_extra=_describe_fields(requests.WindowFields),
-        responses={409: PROBLEM_CONTENT, 422: PROBLEM_CONTENT},
+        openapi_extra=openapi.described_fields(requests.WindowFields),
+        responses={
+            **openapi.answer_or_table(
+                answers.WindowAnswer, description="It was open already, under this id"
+            ),
+            **openapi.answer_or_table(answers.WindowAnswer, 201, headers=openapi.LOCATION),
+            **openapi.problems("window_id_reused", "too_many_windows", *openapi.OF_FIELDS),
+        },
     )
     async def post_window(request: Request) -> Response:
         style = requests.read_format(request, others=True)
@@ -208,20 +264,39 @@ def _add_windows(router: APIRouter, windows: Windows) -> None:
     @router.post(
         CLOSING,
         summary="Close a window and judge it",
-        openapi_extra=_describe_fields(requests.ClosingFields),
-        responses={404: PROBLEM_CONTENT},
+        openapi_extra=openapi.described_fields(requests.ClosingFields),
+        responses={
+            **openapi.answer_or_table(answers.WindowAnswer),
+            **openapi.problems("window_not_found", *openapi.OF_IDS, *openapi.OF_FIELDS),
+        },
     )
     async def close_window(request: Request, window_id: str) -> Response:
         style = requests.read_format(request, others=True)
         await requests.read_fields(request, requests.ClosingFields)
         return await answer_window(await windows.close(window_id), style)
 
-    @router.get("/gc/windows/{window_id}", summary="A window, judged as if it were closed now")
+    @router.get(
+        "/gc/windows/{window_id}",
+        summary="A window, judged as if it were closed now",
+        openapi_extra=openapi.READS_FORMAT,
+        responses={
+            **openapi.answer_or_table(answers.WindowAnswer),
+            **openapi.problems("window_not_found", *openapi.OF_IDS, *openapi.OF_PARAMETERS),
+        },
+    )
     async def get_window(request: Request, window_id: str) -> Response:
         style = requests.read_format(request)
         return await answer_window(windows.get(window_id), style)
 
-    @router.get("/gc/windows", summary="All windows, newest first")
+    @router.get(
+        "/gc/windows",
+        summary="All windows, newest first",
+        openapi_extra=openapi.READS_FORMAT,
+        responses={
+            **openapi.answer_or_table(answers.Windows),
+            **openapi.problems(*openapi.OF_PARAMETERS),
+        },
+    )
     async def get_windows(request: Request) -> Response:
         style = requests.read_format(request)
         view = {"windows": [window_line(window) for window in windows.all()]}
@@ -285,7 +360,8 @@ def _lacking(coordinator: Coordinator, roster: Roster) -> list[Obstacle]:
 def _add_action(router: APIRouter, coordinator: Coordinator, action: Action) -> None:
     async def act(request: Request) -> Response:
         style = requests.read_format(request, others=True)
-        change = await requests.read_change(request, action.fields, action.kind)
+        deadline_s = maintain_deadline_s(coordinator.knowledge)
+        change = await requests.read_change(request, action.fields, action.kind, deadline_s)
         operation = await coordinator.submit(change)
         view = change_view(operation, _base_url(request))
         return _operation_answer(operation, view, style)
@@ -297,53 +373,24 @@ def _add_action(router: APIRouter, coordinator: Coordinator, action: Action) -> 
         summary=action.summary,
         name=f"{action.method.lower()}_{action.path.rpartition('/')[2]}",
         responses={
-            202: {"description": "It goes on: ask at Location"},
-            **{status: PROBLEM_CONTENT for status in _PROBLEM_STATUSES},
+            **openapi.answer_or_table(answers.ChangeAnswer),
+            **(_GOES_ON if action.kind == "maintain" else {}),
+            **openapi.problems(*openapi.OF_CHANGES, *action.own_problems),
         },
-        openapi_extra=_describe_fields(action.fields),
+        openapi_extra=openapi.described_fields(action.fields),
     )
 
 
-_PROBLEM_STATUSES = (400, 401, 403, 409, 413, 415, 422, 500, 502, 503, 504)
-
-
-@functools.lru_cache
-def _describe_fields(fields: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI of a route's fields, which may come in either way."""
-    return {
-        "requestBody": {
-            "required": False,
-            "content": {"application/json": {"schema": fields.model_json_schema()}},
-        },
-        "parameters": _query_parameters(fields),
-    }
-
-
-def _query_parameters(fields: type[BaseModel]) -> list[dict[str, Any]]:
-    schema = fields.model_json_schema()
-    required = set(schema.get("required", ()))
-    return [
-        *(
-            {
-                "name": name,
-                "in": "query",
-                "required": False,
-                "schema": shape,
-                "description": "required" if name in required else "",
-            }
-            for name, shape in schema["properties"].items()
-        ),
-        {
-            "name": "format",
-            "in": "query",
-            "required": False,
-            "schema": {"type": "string", "enum": list(requests.FORMATS)},
-        },
-    ]
+_GOES_ON = openapi.answer_or_table(
+    answers.ChangeAnswer,
+    202,
+    description="It goes on: ask at Location",
+    headers={**openapi.LOCATION, **openapi.RETRY_AFTER},
+)
 
 
 def _operation_answer(
-    operation: Operation, view: dict[str, Any], style: str, status: int | None = None
+    operation: Operation, view: Mapping[str, Any], style: str, status: int | None = None
 ) -> Response:
     path = f"/gc/operations/{quote(operation.id, safe='')}"
     if operation.is_running:
@@ -355,12 +402,12 @@ def _operation_answer(
             problem = operation.problem
             extra = {**problem.extra, "operation": view["operation"]}
             raise Problem(problem.code, problem.detail, problem.remedy, extra, problem.headers)
-    table = show_change(view) if style == "table" else None
+    table = show_change(dict(view)) if style == "table" else None
     return _answer(view, table, status or 200, headers)
 
 
 def _answer(
-    document: dict[str, Any],
+    document: Mapping[str, Any],
     table: str | None = None,
     status: int = 200,
     headers: dict[str, str] | None = None,
@@ -395,7 +442,8 @@ async def show_http_error(request: Request, error: Exception) -> Response:
     if error.status_code != 405:
         detail = f"there is no route {path[:200]!r}"
         return problem_response(Problem("not_found", detail))
-    allowed = (error.headers or {}).get("Allow") or "GET"
+    # The router names the methods of one route; this path has two.
+    allowed = "POST, GET" if path == OPENING else (error.headers or {}).get("Allow") or "GET"
     method = allowed.partition(",")[0]
     query = request.url.query
     for action in ACTIONS:

@@ -1,4 +1,4 @@
-"""Who may ask: the guard before every route of the control listener.
+"""Who may ask: the guard before every route of the control listener, and the limits of both listeners.
 
 In this order: Host header (DNS rebinding), cross-origin browsers, bearer token, size of the body. With a token
 any Host will do: a page that rebinds its name to our address cannot have the token. The caller's address is
@@ -62,20 +62,39 @@ class TokenFile:
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
 
 
+class Limits:
+    """ASGI middleware of both listeners: a body has its bound, and every answer the security headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+        respond = _with_security_headers(send)
+        problem = _check_length(Headers(scope=scope))
+        if problem is not None:
+            await problem_response(problem)(scope, receive, respond)
+            return
+        if scope["method"] == "HEAD":  # the server leaves out the body
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, _bounded(receive), respond)
+
+
 class Guard:
-    """ASGI middleware: see the module."""
+    """ASGI middleware of the control listener: see the module."""
 
     def __init__(
         self, app: ASGIApp, token_file: TokenFile | None, allowed_hosts: Sequence[str]
     ) -> None:
-        self._app = app
+        self._app = Limits(app)
         self._token_file = token_file
         self._allowed_hosts = frozenset(host.strip("[]").lower() for host in allowed_hosts)
         self._checks: tuple[Callable[[Headers, Scope], Problem | None], ...] = (
             self._check_host,
             _check_origin,
             self._check_token,
-            _check_length,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,15 +102,13 @@ class Guard:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        respond = _with_security_headers(send)
         for check in self._checks:
             problem = check(headers, scope)
             if problem is not None:
+                respond = _with_security_headers(send)
                 await problem_response(problem)(scope, receive, respond)
                 return
-        if scope["method"] == "HEAD":  # the server leaves out the body
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, _bounded(receive), respond)
+        await self._app(scope, receive, send)
 
     def _check_host(self, headers: Headers, _scope: Scope) -> Problem | None:
         if self._token_file is not None:
@@ -146,9 +163,9 @@ def _check_origin(headers: Headers, scope: Scope) -> Problem | None:
     return Problem("cross_origin", "another site's page sent this request")
 
 
-def _check_length(headers: Headers, _scope: Scope) -> Problem | None:
+def _check_length(headers: Headers) -> Problem | None:
     length = headers.get("content-length", "0")
-    if length.isdigit() and int(length[:20]) <= MAXIMUM_BODY_BYTES:
+    if length.isascii() and length.isdigit() and int(length[:20]) <= MAXIMUM_BODY_BYTES:
         return None
     return _too_large()
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from dataclasses import asdict
-from typing import Any
 from urllib.parse import quote
 
+from gc_sidecar.server import answers
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.desired import Desired
+from gc_sidecar.server.latency import LatencyVerdict
 from gc_sidecar.server.logs import rfc3339
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.operations import Line, Operation
@@ -21,19 +21,10 @@ from gc_sidecar.server.pauses import NANO, PauseLog, SeenPause
 from gc_sidecar.server.reports import LAST_TIME, Identity, Report
 from gc_sidecar.server.requests import PauseFilter
 from gc_sidecar.server.roster import Roster, Row
-from gc_sidecar.server.verdicts import ProcessVerdict, Verdict, Window
-
-MEMORY_FIELDS = (
-    "anonymous_bytes",
-    "file_bytes",
-    "shared_bytes",
-    "growth_bytes",
-    "device_allocated_bytes",
-    "device_reserved_bytes",
-)
+from gc_sidecar.server.verdicts import GenerationVerdict, ProcessVerdict, Verdict, Window
 
 
-def status_view(coordinator: Coordinator, roster: Roster) -> dict[str, Any]:
+def status_view(coordinator: Coordinator, roster: Roster) -> answers.Status:
     """GET /gc"""
     knowledge, running = coordinator.knowledge, coordinator.running
     return {
@@ -46,7 +37,7 @@ def status_view(coordinator: Coordinator, roster: Roster) -> dict[str, Any]:
     }
 
 
-def policy_view(desired: Desired, roster: Roster) -> dict[str, Any]:
+def policy_view(desired: Desired, roster: Roster) -> answers.Policy:
     """The desired policy."""
     entered_at = desired.entered_at
     if entered_at is None and desired.is_on:  # taken over: the processes know since when
@@ -69,7 +60,7 @@ def policy_view(desired: Desired, roster: Roster) -> dict[str, Any]:
     }
 
 
-def row_view(row: Row) -> dict[str, Any]:
+def row_view(row: Row) -> answers.ProcessRow:
     """One process, or one place without any."""
     report = row.report
     identity = report.identity if report else None
@@ -99,13 +90,24 @@ def row_view(row: Row) -> dict[str, Any]:
             "collector": identity.collector if identity else None,
             "python": identity.python if identity else None,
         },
-        "pauses": {f"gen{g}": _pause_view(report, g) for g in range(3)},
+        "pauses": {
+            "gen0": _pause_view(report, 0),
+            "gen1": _pause_view(report, 1),
+            "gen2": _pause_view(report, 2),
+        },
         "collecting_for_s": None if collecting_s is None else round(collecting_s, 3),
-        "memory": {name: numbers.get(name) for name in MEMORY_FIELDS},
+        "memory": {
+            "anonymous_bytes": numbers.get("anonymous_bytes"),
+            "file_bytes": numbers.get("file_bytes"),
+            "shared_bytes": numbers.get("shared_bytes"),
+            "growth_bytes": numbers.get("growth_bytes"),
+            "device_allocated_bytes": numbers.get("device_allocated_bytes"),
+            "device_reserved_bytes": numbers.get("device_reserved_bytes"),
+        },
     }
 
 
-def _pause_view(report: Report | None, generation: int) -> dict[str, Any]:
+def _pause_view(report: Report | None, generation: int) -> answers.PauseTotals:
     numbers = report.numbers if report else {}
     total_ns = numbers.get(f"gen{generation}_total_ns")
     max_ns = numbers.get(f"gen{generation}_max_ns")
@@ -116,7 +118,7 @@ def _pause_view(report: Report | None, generation: int) -> dict[str, Any]:
     }
 
 
-def obstacle_view(obstacle: Obstacle) -> dict[str, Any]:
+def obstacle_view(obstacle: Obstacle) -> answers.Reason:
     """Something that stands in the way."""
     return {
         "code": obstacle.code,
@@ -126,7 +128,7 @@ def obstacle_view(obstacle: Obstacle) -> dict[str, Any]:
     }
 
 
-def operation_view(operation: Operation) -> dict[str, Any]:
+def operation_view(operation: Operation) -> answers.Operation:
     """One operation and what it did in each process."""
     problem = operation.problem
     return {
@@ -145,7 +147,7 @@ def operation_view(operation: Operation) -> dict[str, Any]:
     }
 
 
-def line_view(line: Line) -> dict[str, Any]:
+def line_view(line: Line) -> answers.ProcessOutcome:
     """What one process did."""
     outcome = line.outcome
     return {
@@ -164,7 +166,7 @@ def line_view(line: Line) -> dict[str, Any]:
     }
 
 
-def pauses_view(log: PauseLog, wanted: PauseFilter) -> dict[str, Any]:
+def pauses_view(log: PauseLog, wanted: PauseFilter) -> answers.Pauses:
     """GET /gc/pauses"""
     since_s = -math.inf if wanted.since is None else own_time(wanted.since.timestamp())
     found = log.newest_first(lambda pause: wanted.wants(pause, since_s))
@@ -176,7 +178,7 @@ def pauses_view(log: PauseLog, wanted: PauseFilter) -> dict[str, Any]:
     }
 
 
-def pause_view(pause: SeenPause) -> dict[str, Any]:
+def pause_view(pause: SeenPause) -> answers.Pause:
     """One collection."""
     return {
         "started_at": own_time_view(pause.start_s),
@@ -188,7 +190,7 @@ def pause_view(pause: SeenPause) -> dict[str, Any]:
     }
 
 
-def _process_view(who: Identity) -> dict[str, Any]:
+def _process_view(who: Identity) -> answers.Process:
     return {
         "role": who.roles[0],
         "roles": list(who.roles),
@@ -198,7 +200,7 @@ def _process_view(who: Identity) -> dict[str, Any]:
     }
 
 
-def window_line(window: Window) -> dict[str, Any]:
+def window_line(window: Window) -> answers.WindowLine:
     """A window among others: no more than whether it is clean, which is null before it is closed."""
     closed_s = window.closed_s
     return {
@@ -211,12 +213,17 @@ def window_line(window: Window) -> dict[str, Any]:
             None if closed_s is None else time_view(window.opened_at + closed_s - window.opened_s)
         ),
         "duration_s": round(window.duration_s(), 6),
-        "limits": asdict(window.limits),
+        "limits": {
+            "max_pause_ms": window.limits.max_pause_ms,
+            "max_stall_ms": window.limits.max_stall_ms,
+            "max_stall_share": window.limits.max_stall_share,
+            "max_growth_bytes": window.limits.max_growth_bytes,
+        },
         "clean": window.verdict.is_clean if window.verdict else None,
     }
 
 
-def window_view(window: Window, verdict: Verdict) -> dict[str, Any]:
+def window_view(window: Window, verdict: Verdict) -> answers.Window:
     """A window with its verdict; of one that is open, as if it were closed now."""
     return {
         **window_line(window),
@@ -224,7 +231,7 @@ def window_view(window: Window, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def verdict_view(verdict: Verdict, duration_s: float) -> dict[str, Any]:
+def verdict_view(verdict: Verdict, duration_s: float) -> answers.Verdict:
     """What is told of a window."""
     return {
         "clean": verdict.is_clean,
@@ -252,10 +259,7 @@ def verdict_view(verdict: Verdict, duration_s: float) -> dict[str, Any]:
             }
             for operation in verdict.changes
         ],
-        "latency": {
-            name: round(value, 6) if isinstance(value, float) else value
-            for name, value in asdict(verdict.latency).items()
-        },
+        "latency": _latency_view(verdict.latency),
         "lost_records": verdict.lost,
         "processes": [_process_verdict_view(process) for process in verdict.processes],
         "pauses": [pause_view(pause) for pause in verdict.pauses],
@@ -264,32 +268,46 @@ def verdict_view(verdict: Verdict, duration_s: float) -> dict[str, Any]:
     }
 
 
-def _process_verdict_view(process: ProcessVerdict) -> dict[str, Any]:
+def _latency_view(latency: LatencyVerdict) -> answers.Latency:
+    def rounded(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds, 6)
+
+    return {
+        "says": latency.says,
+        "stalled_s": rounded(latency.stalled_s),
+        "gc_s": rounded(latency.gc_s),
+        "explained": rounded(latency.explained),
+        "typical_s": rounded(latency.typical_s),
+        "tokens": latency.tokens,
+    }
+
+
+def _process_verdict_view(process: ProcessVerdict) -> answers.WindowProcess:
+    gen0, gen1, gen2 = map(_generation_verdict_view, process.generations)
     return {
         **_process_view(process.identity),
         "host": process.identity.host,
         "read_to_the_end": process.is_read_to_the_end,
-        "pauses": {
-            f"gen{generation}": {
-                "count": each.count,
-                "total_s": round(each.total_s, 9),
-                # Of a process that told no single one of them, none is known to be the longest.
-                "max_s": None
-                if each.lost and each.lost == each.count
-                else round(each.longest_s, 9),
-                "lost_records": each.lost,
-                "lost_s": round(each.lost_s, 9),
-            }
-            for generation, each in enumerate(process.generations)
-        },
+        "pauses": {"gen0": gen0, "gen1": gen1, "gen2": gen2},
         "growth_bytes": process.growth_bytes,
         "device_growth_bytes": process.device_growth_bytes,
     }
 
 
-def change_view(operation: Operation, base_url: str) -> dict[str, Any]:
+def _generation_verdict_view(each: GenerationVerdict) -> answers.WindowPauseTotals:
+    return {
+        "count": each.count,
+        "total_s": round(each.total_s, 9),
+        # Of a process that told no single one of them, none is known to be the longest.
+        "max_s": None if each.lost and each.lost == each.count else round(each.longest_s, 9),
+        "lost_records": each.lost,
+        "lost_s": round(each.lost_s, 9),
+    }
+
+
+def change_view(operation: Operation, base_url: str) -> answers.ChangeAnswer:
     """The answer to a change: the operation, and where a policy is on now, its lease."""
-    answer: dict[str, Any] = {"operation": operation_view(operation)}
+    answer: answers.ChangeAnswer = {"operation": operation_view(operation)}
     expires_at = operation.lease_expires_at
     if expires_at is not None and operation.change.kind in ("freeze", "budget", "lease"):
         # The policy's owner: whoever renewed it with force cannot do so without.

@@ -137,6 +137,11 @@ class StandInEngine:
 # --- the helper process ---
 
 
+def identity(command: Command) -> tuple[str, str, int]:
+    """By what an agent knows that it has carried a command out already."""
+    return command.operation_id, command.kind, command.generation
+
+
 class Process:
     """One process of the engine, as far as its agent shows."""
 
@@ -161,7 +166,7 @@ class Process:
         self.reason: dict[str, Any] | None = None
         self.refused: dict[str, Any] | None = None
         self.exits: dict[str, int] = {}
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[tuple[str, str, int], Outcome] = {}
         self.ran: list[str] = []
         self.last: Outcome | None = None
         self.lease_deadline: float | None = None
@@ -242,11 +247,11 @@ class Process:
             time.sleep(self.behaviour["slow_s"])
             self.collecting_since_ns = 0
         with self.lock:
-            outcome = self.outcomes.get(command.operation_id)
+            outcome = self.outcomes.get(identity(command))
             if outcome is None:
                 outcome = self._carry_out(command)
                 if command.kind not in ("observe", "lease"):
-                    self.outcomes[command.operation_id] = self.last = outcome
+                    self.outcomes[identity(command)] = self.last = outcome
                     self.ran.append(command.operation_id)
             if not self.behaviour.get("lie"):
                 self.publish()
@@ -322,7 +327,7 @@ class Process:
         except (OSError, BoardError):
             return
         for wanted in (board.policy, board.maintain):
-            if wanted is None or wanted.operation_id in self.outcomes:
+            if wanted is None or identity(wanted) in self.outcomes:
                 continue
             if wanted.kind == "maintain" or wanted.generation > self.generation:
                 self.carry_out(wanted)

@@ -132,6 +132,20 @@ async def test_a_bad_query_is_named(start_sidecar: StartSidecar, query: str, cod
     assert_problem(await sidecar.client.post(f"/gc/freeze?{query}"), 422, code)
 
 
+async def test_a_whole_number_may_be_written_in_any_way_that_json_has(seen: Sidecar) -> None:
+    for number in ("1000000000", "1e9", "1000000000.0", "10.0E+8"):
+        body = f'{{"max_rss_growth_bytes": {number}}}'.encode()
+        answer = await seen.client.post("/gc/freeze", content=body, headers=JSON)
+        assert answer.status_code == 200, answer.text
+        assert (await seen.status())["policy"]["max_rss_growth_bytes"] == 1_000_000_000
+
+
+async def test_a_body_of_blanks_is_no_json(start_sidecar: StartSidecar) -> None:
+    sidecar = await start_sidecar()
+    answer = await sidecar.client.post("/gc/freeze", content=b" \n", headers=JSON)
+    assert_problem(answer, 400, "bad_json")
+
+
 async def test_an_unknown_field_is_answered_with_the_known_ones(
     start_sidecar: StartSidecar,
 ) -> None:
@@ -283,6 +297,9 @@ async def test_the_wrong_method_elsewhere_tells_the_right_one(start_sidecar: Sta
         policy = await sidecar.client.get(f"/gc/policy?{query}")
         problem = assert_problem(policy, 405, "method_not_allowed")
         assert problem["remedy"] == f"curl -X PUT 'http://localhost:9470/gc/policy?{told}'"
+    windows = await sidecar.client.put("/gc/windows")
+    assert_problem(windows, 405, "method_not_allowed")
+    assert windows.headers["allow"] == "POST, GET", "both"
     status = await sidecar.client.post("/gc")
     assert assert_problem(status, 405, "method_not_allowed")["remedy"] == (
         "curl http://localhost:9470/gc"

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import hmac
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from starlette.requests import Request as StarletteRequest
 
+import gc_sidecar_agent
 from gc_sidecar.server.secret import ensure_endpoint_token, read_endpoint_token
 from gc_sidecar.server.security import host_name
+from gc_sidecar_agent import endpoint
+from gc_sidecar_agent.command import METHOD
 from tests.unit.server.conftest import StartSidecar
 from tests.unit.server.stand_in import StandInEngine
 from tests.unit.server.test_requests import assert_problem
@@ -255,3 +263,89 @@ def test_a_file_given_by_flag_is_used_instead(run_dir: Path, tmp_path: Path) -> 
     assert read_endpoint_token(str(run_dir), str(link)) == "given-token"
     assert read_endpoint_token(None, str(tmp_path / "missing")) is None
     assert read_endpoint_token(None, None) is None
+
+
+class Recorder:
+    """vLLM's app and its engine client, as far as the plugin uses them."""
+
+    def __init__(self) -> None:
+        self.routes: list[tuple[str, list[str]]] = []
+        self.called: list[str] = []
+
+    def add_route(self, path: str, _route: object, methods: list[str], **_: object) -> None:
+        self.routes.append((path, methods))
+
+    async def collective_rpc(self, method: str, **_: object) -> list[object]:
+        self.called.append(method)
+        return []
+
+
+def post(headers: dict[str, str], body: bytes) -> StarletteRequest:
+    """A request as vLLM's server hands it to a route."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": endpoint.PATH,
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return StarletteRequest(scope, receive)
+
+
+async def test_the_endpoint_plugin_has_one_route_to_one_method_for_who_has_its_own_secret(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GC_SIDECAR_RUN_DIR", str(run_dir))
+    monkeypatch.delenv(endpoint.TOKEN_FILE_VARIABLE, raising=False)
+    ensure_endpoint_token(str(run_dir))
+    secret = (run_dir / endpoint.TOKEN_NAME).read_text()
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return hmac.compare_digest(one, other)
+
+    monkeypatch.setattr(endpoint, "hmac", SimpleNamespace(compare_digest=compare))
+    engine = Recorder()
+    plugin = endpoint.GcEndpointPlugin()
+    plugin.attach_router(engine)
+    await plugin.init_state(engine, None, None)
+    assert engine.routes == [(endpoint.PATH, ["GET", "POST"])]
+    body = json.dumps({"method": "execute_model", "kind": "observe", "args": ["x"]}).encode()
+    for token, status in ((TOKEN, 401), (secret, 200)):
+        request = post({"Authorization": f"Bearer {token}"}, body)
+        assert (await plugin._respond(request)).status_code == status
+    assert engine.called == [METHOD], "whatever the body names"
+    assert len(compared) == 2, "in constant time"
+    (run_dir / endpoint.TOKEN_NAME).unlink()
+    ensure_endpoint_token(str(run_dir))
+    request = post({"Authorization": f"Bearer {secret}"}, body)
+    assert (await plugin._respond(request)).status_code == 401, "it was written anew"
+
+
+# --- what is exchanged ---
+
+
+def test_neither_the_agent_nor_the_sidecar_can_unpickle_or_evaluate_what_they_are_sent() -> None:
+    banned = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib", "yaml"}
+    source = Path(gc_sidecar_agent.__file__).parents[1]
+    files = [
+        *(source / "gc_sidecar_agent").rglob("*.py"),
+        *(source / "gc_sidecar" / "server").rglob("*.py"),
+        *(source / "gc_sidecar" / "commands").rglob("*.py"),
+    ]
+    assert len(files) > 50
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not {name.partition(".")[0] for name in names} & banned, file
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec", "compile"), file
