@@ -22,6 +22,7 @@ from gc_sidecar_agent import __version__
 from gc_sidecar_agent.board import Board, BoardError, read_board
 from gc_sidecar_agent.collection import (
     Collect,
+    Collection,
     CollectionError,
     MainThreadCollector,
     collect_here,
@@ -106,7 +107,8 @@ class Agent:
         self.main_thread = MainThreadCollector(self.meter)
         self.lost_exits = LostExits(self.meter.callback, self.main_thread.run_pending)
         # Set by the engine core's hook: has its busy loop carry out a command in all its processes.
-        self.busy_loop: Callable[[dict[str, Any]], None] | None = None
+        # Not after the given time, if one is given (seconds since the epoch).
+        self.busy_loop: Callable[[dict[str, Any], float | None], None] | None = None
         self._run_dir = run_dir
         self._token = os.urandom(4).hex()
         self._started_ns = time.time_ns()
@@ -380,7 +382,8 @@ class Agent:
         self._settle_polls -= 1
         if self.busy_loop is not None and self._polls % MEMORY_POLLS == 0:
             # Under one id: where the busy loop is held up, they do not pile up in its mail.
-            self.busy_loop(Command("settle", "settle", 0).to_dict())
+            # With no patience: it comes again, and the engine waits for it.
+            self.busy_loop(Command("settle", "settle", 0, deadline_s=0.1).to_dict(), None)
 
     def _follow_board(self) -> None:
         if not self.ready:
@@ -390,7 +393,9 @@ class Agent:
             self.follower.look(grace_s=0.0, hand_over=None)
         else:
             busy_loop = self.busy_loop
-            hand_over = None if busy_loop is None else lambda c: busy_loop(c.to_dict())
+            hand_over = (
+                None if busy_loop is None else lambda c, until: busy_loop(c.to_dict(), until)
+            )
             self.follower.look(BOARD_GRACE_S, hand_over)
         if self.follower.error != before:
             self._changes += 1
@@ -399,9 +404,16 @@ class Agent:
         return self._execute(command, self._collect_from_thread())
 
     def _collect_from_thread(self) -> Collect:
+        collect = self.main_thread.collect
         if self._is_api_server_only:
-            return partial(collect_here, self.meter)
-        return self.main_thread.collect
+            collect = partial(collect_here, self.meter)
+
+        def collect_with_a_sound_page(trigger: str, deadline: float) -> Collection:
+            # As before a command over RPC: what was truncated a moment ago is not stored into.
+            self.publisher.publish()
+            return collect(trigger, deadline)
+
+        return collect_with_a_sound_page
 
     def _note_error(self, error: str) -> None:
         if error != self.last_error:

@@ -18,6 +18,8 @@ from gc_sidecar_agent.meter import PauseMeter
 # How long a collection may stay asked for on the main thread. A main thread that is blocked in C does not see
 # it; later it would meet a timed moment instead of the quiet one that was asked for.
 MAIN_THREAD_WAIT_S = 1.0
+# How long until it is asked again where another thread's collection ran.
+BUSY_WAIT_S = 0.01
 
 
 class CollectionError(Exception):
@@ -89,9 +91,25 @@ class MainThreadCollector:
 
     def collect(self, trigger: str, deadline: float) -> Collection:
         """Have the main thread collect, and wait for it, at most MAIN_THREAD_WAIT_S for its start.
-        Raises CollectionError `collect_pending` when it did not start."""
-        asked = self._asked = _Asked(trigger)
+
+        Raises CollectionError: `collect_pending` when it did not start, `collector_busy` when other collections
+        ran whenever it could have.
+        """
         give_up = min(deadline, time.monotonic() + MAIN_THREAD_WAIT_S)
+        busy: CollectionError | None = None
+        while True:
+            try:
+                return self._collect_once(trigger, give_up)
+            except CollectionError as error:
+                if error.code == "collector_busy":
+                    busy = error
+                if time.monotonic() >= give_up or error is not busy:
+                    raise busy or error from None
+            # The main thread itself must not wait for a collection of another thread to end.
+            time.sleep(BUSY_WAIT_S)
+
+    def _collect_once(self, trigger: str, give_up: float) -> Collection:
+        asked = self._asked = _Asked(trigger)
         if self._add(self._function, None) == 0:
             self.wake()
             while not asked.taken.locked() and time.monotonic() < give_up:

@@ -20,6 +20,8 @@ from gc_sidecar_agent.board import (
 from gc_sidecar_agent.command import Command, Outcome
 from gc_sidecar_agent.policy import Policy
 
+HandOver = Callable[[Command, "float | None"], None]
+
 
 class BoardFollower:
     """Looks at the board of `run_dir` and calls `execute` for what has not been done yet.
@@ -39,8 +41,9 @@ class BoardFollower:
         self._seen_at: dict[str, float] = {}
         self._lease_sequence = 0
 
-    def look(self, grace_s: float, hand_over: Callable[[Command], None] | None) -> None:
-        """One look. `hand_over` gives a command to the busy loop; it is done here after `grace_s`."""
+    def look(self, grace_s: float, hand_over: HandOver | None) -> None:
+        """One look. `hand_over` gives a command to the busy loop, and the time after which it must not begin any
+        more (seconds since the epoch); it is done here after `grace_s`."""
         if self._run_dir is None:
             return
         self._read(self._run_dir)
@@ -48,10 +51,10 @@ class BoardFollower:
         if wanted is not None and wanted.generation > self._policy.generation:
             command = still_wanted(wanted, lease)
             if command is not None:
-                self._follow(command, grace_s, hand_over)
+                self._follow(command, None, grace_s, hand_over)
         maintain = self._board.timely_maintain
         if maintain is not None:
-            self._follow(maintain, grace_s, hand_over)
+            self._follow(maintain, self._board.maintain_until, grace_s, hand_over)
         if (
             wanted is not None
             and lease is not None
@@ -83,7 +86,7 @@ class BoardFollower:
             self.error = f"the board cannot be read: {error}"
 
     def _follow(
-        self, command: Command, grace_s: float, hand_over: Callable[[Command], None] | None
+        self, command: Command, until: float | None, grace_s: float, hand_over: HandOver | None
     ) -> None:
         if self._policy.outcome_of(command) is not None:
             return
@@ -92,6 +95,6 @@ class BoardFollower:
         if seen_at is None:
             seen_at = self._seen_at[command.operation_id] = now
             if hand_over is not None:
-                hand_over(command)
+                hand_over(command, until)
         if now - seen_at >= grace_s:
             self._execute(command)

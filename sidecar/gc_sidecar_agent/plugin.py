@@ -6,6 +6,7 @@ made, an engine core enters its busy loop, an API server has its engine client.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.abc
 import importlib.machinery
@@ -13,6 +14,7 @@ import importlib.util
 import logging
 import os
 import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -34,6 +36,8 @@ from gc_sidecar_agent.gate import this_gate
 logger = logging.getLogger("vllm.gc_sidecar_agent")
 
 SENDING_S = 0.003
+# How often a call that waits looks whether its engine has died.
+ENGINE_LOOK_S = 0.5
 
 
 def register() -> None:
@@ -232,11 +236,13 @@ class _BusyLoopMail:
     def __init__(self, core: Any, wakeup: Any) -> None:
         self._core = core
         self._wakeup = wakeup
-        self._requests: dict[str, dict[str, Any]] = {}  # by their ids, in their order
+        # In their order, each once: by what an agent knows that it has carried a command out already.
+        self._requests: dict[tuple[Any, ...], tuple[dict[str, Any], float | None]] = {}
 
-    def post(self, request: dict[str, Any]) -> None:
-        """Leave `request`, once, and wake the loop."""
-        self._requests.setdefault(request["operation_id"], request)
+    def post(self, request: dict[str, Any], until: float | None) -> None:
+        """Leave `request`, not to begin after `until`, and wake the loop."""
+        identity = tuple(request[name] for name in ("operation_id", "kind", "generation"))
+        self._requests.setdefault(identity, (request, until))
         self.wake()
 
     def wake(self) -> None:
@@ -245,8 +251,10 @@ class _BusyLoopMail:
 
     def take(self) -> None:
         """On the busy loop: carry out what was left."""
-        for operation_id in list(self._requests):
-            _command_all(self._core, self._requests.pop(operation_id))
+        for identity in list(self._requests):
+            request, until = self._requests.pop(identity)
+            if until is None or time.time() < until:
+                _command_all(self._core, request)
 
 
 def _start_engine_core(core: Any, engine: str, wakeup: Any) -> None:
@@ -318,17 +326,26 @@ async def _command_every_engine(
 
     vLLM's own call returns the first engine's results only.
     """
-    import asyncio  # an API server has it; the other processes need not load it with this module
-
     engines = asyncio.ensure_future(_ask_each_engine(client, original, request))
     # A collection here holds up this loop: let the calls go out first, so that all pauses run side by side.
     await asyncio.wait([engines], timeout=SENDING_S)
     # Not on this loop's own thread: it may have to wait for an operation that the agent's thread runs.
     own = await asyncio.to_thread(this_process().handle, request)
     try:
-        return [*(reply for replies in await engines for reply in replies), own]
+        answers = await _unless_dead(client, engines)
+        return [*(reply for replies in answers for reply in replies), own]
     except Exception as error:  # the engine died, say; what was done here is told nevertheless
         return [_rpc_failure(request, error), own]
+
+
+async def _unless_dead(client: Any, engines: asyncio.Future[list[list[Any]]]) -> list[list[Any]]:
+    """What the engines answer. Raises RuntimeError where they have died: vLLM would leave the call waiting for
+    ever, and its server, which waits for our request before it ends, with it."""
+    while not (await asyncio.wait([engines], timeout=ENGINE_LOOK_S))[0]:
+        if getattr(client, "errored", False):
+            engines.cancel()
+            raise RuntimeError("the engine died")
+    return engines.result()
 
 
 async def _ask_each_engine(
@@ -358,8 +375,6 @@ async def _call_each_engine(
             engine_core._call_utility_async("collective_rpc", method, None, args, None, engine=e)
             for e in engine_core.core_engines
         ]
-        import asyncio  # as above
-
         return list(await asyncio.gather(*calls))
     return [await original(client, method, None, args, None)]
 

@@ -94,6 +94,7 @@ class Policy:
         self._refreeze_pending = False
         self._pending_since_full = 0
         self._next_tick = 0.0
+        self._found_at_entry: Found | None = None
         self._drifted_at = 0.0
         self._full_at_freeze = 0  # full collections that were not ours, when we last froze
 
@@ -259,6 +260,7 @@ class Policy:
         if self.mode == OFF:
             thresholds = gc.get_threshold()
             self._found = Found(gc.isenabled(), thresholds, self._is_frozen_by_engine())
+            self._found_at_entry = self._found
         self.collect_pending = self._refreeze_pending = False
         # On before anything is held off: a fork, or a signal that raises here, finds a policy that ends.
         self.mode = command.kind
@@ -369,11 +371,13 @@ class Policy:
         """Notice what somebody else did to GC, and put it right where it is ours and has lasted: a benchmark or a
         graph capture that changes GC for a moment puts it back itself. Why the policy has to end, if it has."""
         before, self.drift = self.drift, self._find_drift()
-        if self.drift is None or before is None or self.drift.code != before.code:
+        self.changes += self.drift != before
+        if self.drift is None:
+            self._notice_thresholds_given_back()
+            return None
+        if before is None or self.drift.code != before.code:
             self._drifted_at = now
-            if self.drift is not None:
-                self.drifts[self.drift.code] = self.drifts.get(self.drift.code, 0) + 1
-            self.changes += self.drift != before
+            self.drifts[self.drift.code] = self.drifts.get(self.drift.code, 0) + 1
             return None
         if now - self._drifted_at < DRIFT_GRACE_S or self.drift.code == "gc_disabled":
             return None
@@ -387,6 +391,12 @@ class Policy:
         except Exception as error:
             return Reason("freeze_failed", f"{type(error).__name__}: {error}")
         return None
+
+    def _notice_thresholds_given_back(self) -> None:
+        """Who put back what they had saved under the policy wants after it what was there before."""
+        entry = self._found_at_entry
+        if entry is not None and gc.get_threshold()[:2] == entry.thresholds[:2]:
+            self._found = entry
 
     def _find_drift(self) -> Reason | None:
         thresholds = gc.get_threshold()

@@ -54,14 +54,14 @@ class Carrier:
         """
         sent_at = time.monotonic()
         rpc: asyncio.Task[CallResult] | None = None
-        if use_rpc and self._knowledge.engines.has_rpc:
-            rpc = spawn(self._call(command, overtime.until if overtime else deadline))
-            left_s = max(0.0, deadline - time.monotonic())
-            await asyncio.wait({rpc}, timeout=min(self._timing.board_after_s, left_s / 2))
-        wrote = await self._knowledge.run_dir.write_board(write)
-        if not wrote and rpc is None:
-            raise self._no_way()
         try:
+            if use_rpc and self._knowledge.engines.has_rpc:
+                rpc = spawn(self._call(command, overtime.until if overtime else deadline))
+                left_s = max(0.0, deadline - time.monotonic())
+                await asyncio.wait({rpc}, timeout=min(self._timing.board_after_s, left_s / 2))
+            wrote = await self._knowledge.run_dir.write_board(write)
+            if not wrote and rpc is None:
+                raise self._no_way()
             lines = await self._wait_for_proof(command, sent_at, rpc, deadline, overtime)
         finally:
             pending = rpc is not None and not rpc.done()
@@ -88,6 +88,7 @@ class Carrier:
         # What only a page can still tell may take a moment; without pages nothing will come.
         grace_s = self._timing.unseen_grace_s if has_pages else 0.0
         quiet_since: float | None = None
+        gone_since: float | None = None
         collecting_at: float | None = None
         poll_s = self._timing.proof_poll_s
         while True:
@@ -101,6 +102,14 @@ class Carrier:
                 return lines
             if rpc is None and not any(row.is_live for row in rows):
                 return lines  # nobody is there to show anything
+            is_gone = [row.state == "gone" for row in rows]
+            if any(is_gone) and all(
+                line.ok or gone for line, gone in zip(lines, is_gone, strict=True)
+            ):
+                # Nobody is left who could still do it, whatever becomes of the RPC.
+                gone_since = now if gone_since is None else gone_since
+                if now - gone_since >= grace_s:
+                    return lines
             if not pending:
                 if lines and all(line.ok or line.own_code for line in lines):
                     return lines  # all have said it themselves

@@ -274,7 +274,7 @@ async def _run_maintain(means: Means, running: Running) -> None:
             command,
             lambda board: replace(board, maintain=command, maintain_until=begin_until),
             deadline,
-            Overtime(running.started + longest_s, running.goes_on.set),
+            Overtime(time.monotonic() + longest_s, running.goes_on.set),
         )
     finally:
         await knowledge.run_dir.write_board(without_maintain)

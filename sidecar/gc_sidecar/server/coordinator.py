@@ -75,10 +75,13 @@ class Coordinator:
         It goes on when the caller leaves. The operation that is returned still runs where it is a
         maintenance that outlasts its deadline.
         """
-        if self._is_superseded_by(change):
-            await self._end_running(change)
-        if self._running is None:
+        if self.ledger.get(change.operation_id) is None and (
+            self._running is None or self._is_superseded_by(change)
+        ):
             await self._have_run_dir()
+            while self._is_superseded_by(change):
+                await self._end_running(change)
+        # From here on nothing is awaited until it is registered as running.
         known = self.ledger.get(change.operation_id)
         if known is None:
             self._admit(change)
@@ -112,12 +115,15 @@ class Coordinator:
     async def _end_running(self, change: Change) -> None:
         """Wait no longer for what runs; what it sent may still be done, before what `change` sends."""
         running, task = self._running, self._task
-        if running is None or task is None:
+        await asyncio.sleep(0)  # cancelled before it began, it would never say that it has ended
+        if running is None or task is None or task.done() or running is not self._running:
             return
-        task.cancel()
+        operation = self.ledger.get(running.change.operation_id)
+        if operation is not None and operation.problem is None:  # else somebody has cancelled it
+            detail = f"{change.operation_id} has ended it: a forced restore waits for nothing"
+            running.record(problem=Problem("outcome_unknown", detail))
+            task.cancel()
         await asyncio.wait({task})
-        detail = f"{change.operation_id} has ended it: a forced restore waits for nothing"
-        running.record(problem=Problem("outcome_unknown", detail))
 
     async def _have_run_dir(self) -> None:
         """Refuse where another sidecar controls this engine; where one did until now, know what it wanted."""
@@ -128,13 +134,15 @@ class Coordinator:
         await self.watch.take_over_if_need_be()
 
     def _admit(self, change: Change) -> None:
-        """Refuse what may not run now; no await before it is registered as running."""
+        """Refuse what may not run now."""
         if self._running is not None:
             running_id = self._running.change.operation_id
+            is_restored = self._running.change.kind == "restore"
+            do_not_wait = "" if is_restored else "; POST /gc/restore?force=true does not wait"
             raise Problem(
                 "operation_running",
                 f"operation {running_id} has not ended",
-                remedy=f"wait for it: GET /gc/operations/{running_id}; POST /gc/restore?force=true does not wait",
+                remedy=f"wait for it: GET /gc/operations/{running_id}{do_not_wait}",
                 extra={"operation_id": running_id},
                 headers={"Retry-After": "1", "Location": f"/gc/operations/{running_id}"},
             )

@@ -240,7 +240,9 @@ class PauseLog:
         told.identity = arrival.identity
         self._told[token] = told
         while len(self._told) > REMEMBERED:
-            del self._told[next(iter(self._told))]
+            forgotten = next(iter(self._told))
+            del self._told[forgotten]
+            self._whole.pop(forgotten, None)
         for index, ring in enumerate(arrival.rings):
             last = told.last[index]
             news = [each for each in ring.records if last < each.sequence < ring.following]

@@ -12,6 +12,7 @@ from gc_sidecar.server.claim import Claim, ClaimedError
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.problems import KINDS
 from gc_sidecar.server.secret import ensure_endpoint_token
+from gc_sidecar.server.tasks import spawn
 from gc_sidecar_agent.board import Board, BoardError, read_board, write_board
 from gc_sidecar_agent.endpoint import TOKEN_NAME
 
@@ -89,7 +90,8 @@ class RunDir:
         await asyncio.to_thread(self._ensure_token, self.path)
         self.is_to_be_taken_over = False
         try:
-            self.board = await asyncio.to_thread(read_board, self.path)
+            async with self._writing:
+                self.board = await asyncio.to_thread(read_board, self.path)
         except FileNotFoundError:
             return None
         except (BoardError, OSError) as error:
@@ -108,12 +110,16 @@ class RunDir:
             return False
         if not await self.claim():
             return False
+        # To its end, whatever becomes of the caller: what we remember is what was written.
+        return await asyncio.shield(spawn(self._write_board(self.path, change)))
+
+    async def _write_board(self, path: str, change: Callable[[Board], Board]) -> bool:
         async with self._writing:
             board = change(self.board)
             if board == self.board:
                 return True
             try:
-                await asyncio.to_thread(write_board, self.path, board)
+                await asyncio.to_thread(write_board, path, board)
             except OSError as error:
                 self.board_fault = Obstacle(
                     "board_not_written",

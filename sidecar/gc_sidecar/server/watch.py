@@ -74,7 +74,10 @@ class Watch:
         board = await self._knowledge.run_dir.take_over()
         if board is None:
             return
-        desired = self._knowledge.desired = desired_from_board(board)
+        desired = desired_from_board(board)
+        if desired.generation < self._knowledge.desired.generation:
+            return  # older than what we did over RPC: nobody has written it since
+        self._knowledge.desired = desired
         _log(
             "board_taken_over",
             "took over the board",

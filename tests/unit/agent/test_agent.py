@@ -465,7 +465,7 @@ def test_freeze_maintain_and_restore_on_the_board_are_followed(
 
 def test_what_the_busy_loop_is_asked_to_do_is_left_to_it_for_a_while(tmp_path: Path) -> None:
     with Engine(tmp_path, "engine_core", grace_s=60) as engine:
-        engine.ask("setattr(agent, 'busy_loop', cycles.append)")
+        engine.ask("setattr(agent, 'busy_loop', lambda request, until: cycles.append(request))")
         write_board(str(tmp_path), Board(freeze(1), lease=lease(1, 60)))
         wait_until(lambda: engine.ask("cycles or agent.follower.error"))
         assert engine.ask("agent.follower.error") is None

@@ -359,6 +359,21 @@ def test_a_command_on_the_board_is_carried_out_by_the_busy_loop_over_rpc(tmp_pat
 
 
 @in_own_process
+def test_what_the_busy_loop_comes_to_too_late_is_not_begun(tmp_path: Path) -> None:
+    core, executor = engine_core(tmp_path)
+    core.run_busy_loop()
+    before = len(executor.calls)
+    post = this_process().busy_loop
+    assert post is not None
+    for operation_id, until in (("late", time.time() - 0.001), ("in-time", time.time() + 60)):
+        post(Command("maintain", operation_id, 0).to_dict(), until)
+    post(Command("maintain", "in-time", 0).to_dict(), None)  # it lies there already
+    core.handle_one()
+    (call,) = executor.calls[before:]
+    assert "in-time" in repr(call)
+
+
+@in_own_process
 def test_a_core_that_cannot_be_woken_follows_the_board_all_the_same(tmp_path: Path) -> None:
     # Engines before the request type WAKEUP.
     run_dir = tmp_path / "run"
@@ -496,6 +511,20 @@ def test_where_the_engines_cannot_be_asked_the_api_servers_own_reply_is_told(
     failure, own = asyncio.run(server.collective_rpc(METHOD, args=(request("freeze"),)))
     assert failure["outcome"]["code"] == "worker_rpc_failed"
     assert "encountered an issue" in failure["outcome"]["detail"]
+    assert own["outcome"]["ok"]
+
+
+@in_own_process
+def test_an_engine_that_dies_while_it_is_asked_keeps_no_request_waiting(tmp_path: Path) -> None:
+    class Dying:
+        async def collective_rpc_async(self, *_: Any) -> Any:
+            server.errored = True
+            await asyncio.Event().wait()  # as vLLM leaves it
+
+    server = api_server(tmp_path, Dying())
+    failure, own = asyncio.run(server.collective_rpc(METHOD, args=(request("freeze"),)))
+    assert failure["outcome"]["code"] == "worker_rpc_failed"
+    assert "the engine died" in failure["outcome"]["detail"]
     assert own["outcome"]["ok"]
 
 

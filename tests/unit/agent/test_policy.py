@@ -567,6 +567,23 @@ def test_thresholds_that_somebody_sets_are_named_held_off_again_and_left_to_them
 
 
 @in_own_process
+def test_thresholds_that_somebody_changes_for_a_while_are_as_found_at_the_end() -> None:
+    clock = Clock()
+    found = gc.get_threshold()
+    subject = Subject()
+    subject.does("freeze")
+    saved = gc.get_threshold()
+    gc.set_threshold(0, 50, 50)
+    assert drifted(subject) == "thresholds_changed"
+    clock.pass_s(DRIFT_GRACE_S)
+    subject.poll()
+    gc.set_threshold(*saved)
+    assert drifted(subject) is None
+    subject.does("restore")
+    assert gc.get_threshold() == found
+
+
+@in_own_process
 def test_gc_that_somebody_disables_is_named_and_left_to_them() -> None:
     clock = Clock()
     subject = Subject()

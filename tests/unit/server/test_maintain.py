@@ -235,6 +235,45 @@ async def test_a_forced_restore_does_not_wait_for_one_that_hangs(
     assert {row["mode"] for row in status["processes"]} == {"off"}
 
 
+async def test_who_is_ended_by_a_forced_restore_is_told(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set(hang=60)
+    engine.set_process("worker-0-0", deaf=True)
+    freeze = asyncio.create_task(sidecar.client.post("/gc/freeze?operation_id=ended"))
+    await sidecar.until(lambda status: status["operation"] is not None)
+    engine.set(hang=0)
+    engine.set_process("worker-0-0", deaf=False)
+    restore = "/gc/restore?force=true&operation_id=now"
+    assert (await sidecar.client.post(restore)).status_code == 200
+    problem = assert_problem(await freeze, 504, "outcome_unknown")
+    assert problem["detail"].startswith("now has ended it")
+    # The same again is the same answer, and ends nothing that came later.
+    engine.set_process("worker-0-0", slow_s=0.3)
+    later = asyncio.create_task(sidecar.client.post("/gc/freeze"))
+    await sidecar.until(lambda status: status["operation"] is not None)
+    assert (await sidecar.client.post(restore)).status_code == 200
+    assert (await later).status_code == 200
+
+
+async def test_whatever_comes_at_once_with_forced_restores_the_sidecar_goes_on(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    for _ in range(15):
+        asked = ["lease", "freeze", "maintain"] + ["restore?force=true"] * 6
+        answers = await asyncio.gather(*(sidecar.client.post(f"/gc/{path}") for path in asked))
+        assert {answer.status_code for answer in answers} <= {200, 409, 504}
+        assert any(answer.status_code == 200 for answer in answers[3:])
+        assert (await sidecar.status())["operation"] is None
+        assert (await sidecar.client.post("/gc/restore")).status_code == 200
+
+
 async def test_only_one_of_many_forced_restores_ends_what_runs(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
