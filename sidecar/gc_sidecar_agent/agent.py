@@ -118,6 +118,7 @@ class Agent:
         self._gate_command = (gate or Gate()).command(self._token)
         self._gate_polls = 0
         self._anonymous_bytes: int | None = None
+        self._memory_read_at = 0.0  # on time.monotonic()
         self._thread: threading.Thread | None = None
 
     # --- life ---
@@ -363,7 +364,7 @@ class Agent:
 
     def _keep_policy(self) -> None:
         mode = self.policy.mode
-        self.policy.poll(self._anonymous_bytes, self._collect_from_thread())
+        self.policy.poll(self._anonymous_bytes, self._collect_from_thread(), self._memory_read_at)
         if mode != self.policy.mode:
             reason = self.policy.reason
             logger.info(
@@ -427,6 +428,7 @@ class Agent:
         self.meter.words[NUMBER_INDEX[name]] = value if value is not None and fits else NONE
 
     def _read_memory(self) -> None:
+        self._memory_read_at = time.monotonic()
         memory = read_memory()
         self._anonymous_bytes = memory.anonymous_bytes
         self._set("anonymous_bytes", memory.anonymous_bytes)
@@ -434,7 +436,7 @@ class Agent:
         self._set("shared_bytes", memory.shared_bytes)
 
     def _read_numbers(self) -> None:
-        if self._anonymous_bytes is None:
+        if self._anonymous_bytes is None or self._memory_read_at < self.policy.entry_measured_at:
             self._read_memory()
         entry, now = self.policy.entry_anonymous_bytes, self._anonymous_bytes
         self._set("growth_bytes", None if entry is None or now is None else now - entry)

@@ -7,6 +7,7 @@ own GC as it was found. What it knows is published on the page by the agent.
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -84,6 +85,7 @@ class Policy:
         self.changes = 0  # rises with every change that `description` shows
         self.lease_deadline: float | None = None  # on time.monotonic()
         self.entry_anonymous_bytes: int | None = None
+        self.entry_measured_at = 0.0  # on time.monotonic()
         self._meter = meter
         self._collector = collector
         self._lock = threading.Lock()
@@ -169,8 +171,14 @@ class Policy:
                 collect("restore", deadline)
                 self._finish_pending()
 
-    def poll(self, anonymous_bytes: int | None, collect: Collect) -> None:
-        """Keep the lease, the growth limit and the tick. Called on the agent's thread, every poll."""
+    def poll(
+        self, anonymous_bytes: int | None, collect: Collect, measured_at: float = math.inf
+    ) -> None:
+        """Keep the lease, the growth limit and the tick. Called on the agent's thread, every poll.
+
+        `measured_at` is when the memory was read (time.monotonic()): what was so before the policy was entered is
+        no growth.
+        """
         self._notice_pending_collection()
         if self.mode == OFF or not self._lock.acquire(blocking=False):
             return  # where an operation runs, the next poll comes in a moment
@@ -178,7 +186,8 @@ class Policy:
             if self.mode == OFF:
                 return
             now = time.monotonic()
-            end = self._reason_to_end(anonymous_bytes, now)
+            is_since_entry = measured_at >= self.entry_measured_at
+            end = self._reason_to_end(anonymous_bytes if is_since_entry else None, now)
             if end is None and now >= self._next_tick:
                 end = self._tick(now)
             elif end is None:
@@ -272,6 +281,7 @@ class Policy:
             self._fail(error, collect, deadline)
         self.entered_at = time.time()
         self.entry_anonymous_bytes = read_memory().anonymous_bytes
+        self.entry_measured_at = time.monotonic()
         self.reason = None
         self._note_applied(command)
         return collection, detail

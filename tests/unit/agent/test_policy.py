@@ -713,6 +713,19 @@ def test_jumps_of_the_wall_clock_change_nothing() -> None:
 
 
 @in_own_process
+def test_memory_that_was_read_before_the_entry_is_no_growth() -> None:
+    subject = Subject()
+    measured_at = time.monotonic()
+    subject.does("freeze", max_rss_growth_bytes=1000)
+    entry = subject.policy.entry_anonymous_bytes
+    assert entry is not None
+    subject.policy.poll(entry + 1001, subject.collect, measured_at)
+    assert subject.policy.mode == "freeze"
+    subject.policy.poll(entry + 1001, subject.collect, time.monotonic())
+    assert subject.policy.mode == OFF
+
+
+@in_own_process
 def test_growth_beyond_the_limit_restores() -> None:
     gc.set_threshold(50, 3, 7)
     subject = Subject()
