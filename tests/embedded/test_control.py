@@ -92,6 +92,44 @@ def test_a_lease_that_ends_restores_every_process_without_a_sidecar(large: Scene
     wait_for("all are as found", lambda: large.gc_state(pids) == before)
 
 
+@pytest.mark.parametrize(
+    ("does", "code", "is_mended"),
+    [
+        ("gc.set_threshold(700, 10, 10)", "thresholds_changed", True),
+        ("gc.unfreeze(); gc.collect()", "foreign_collection", True),
+        ("gc.disable()", "gc_disabled", False),
+    ],
+)
+def test_what_somebody_does_to_gc_under_a_policy_is_named_and_mended_where_it_is_ours(
+    large: Scene, does: str, code: str, is_mended: bool
+) -> None:
+    name = "worker-1-0"
+    with large.sidecar("drifting") as sidecar:
+        pids = pids_of(sidecar.wait_for_coverage(8))
+        before = large.gc_state(pids)
+        assert sidecar.post("/gc/freeze")[0] == 200
+        under_policy = large.gc_state(pids)
+        worker = {name: pids[name]}
+        large.probe.run(f"import gc; {does}", worker)
+        row = wait_for(
+            "it has drifted",
+            lambda: (
+                rows_of(sidecar.status())[name]["state"] == "drifted"
+                and rows_of(sidecar.status())[name]
+            ),
+        )
+        assert row["reason"].startswith(code)
+        if is_mended:
+            wait_for(
+                "it has it again", lambda: rows_of(sidecar.status())[name]["state"] == "applied"
+            )
+            assert large.gc_state(pids) == under_policy
+        else:
+            large.probe.run("import gc; gc.enable()", worker)
+        assert sidecar.post("/gc/restore")[0] == 200
+        assert large.gc_state(pids) == before
+
+
 def test_the_environment_alone_polices_every_process(tmp_path: Path) -> None:
     with scene(tmp_path, *SMALL, env={"GC_SIDECAR_POLICY": "freeze"}) as running:
         names = {"api_server 0", "engine_core dp0", "worker dp0 r0", "worker dp0 r1"}

@@ -90,6 +90,7 @@ class ProcessRow(TypedDict):
     observed_generation: int | None
     ready: bool | None
     collect_pending: bool | None
+    drifts: dict[str, int] | None
     gc: Collector
     pauses: PausesByGeneration
     collecting_for_s: float | None

@@ -84,6 +84,7 @@ def row_view(row: Row) -> answers.ProcessRow:
         "observed_generation": state.generation if state else None,
         "ready": state.ready if state else None,
         "collect_pending": state.collect_pending if state else None,
+        "drifts": dict(state.drifts) if state else None,
         "gc": {
             "enabled": None if enabled is None else bool(enabled),
             "threshold": None if None in thresholds else list(thresholds),

@@ -150,7 +150,7 @@ class Process:
         self.roles, self.dp_rank, self.rank = roles, dp_rank, rank
         self.engine = engine
         # fail, refuse: {"code", "detail", "kinds"}; deaf: ignores all; deaf_to_rpc, deaf_to_board;
-        # still: no heartbeat; slow_s: collects for so long; page_error: has none; starting; thresholds;
+        # still: no heartbeat; slow_s: collects for so long; page_error: has none; starting; thresholds; drift;
         # dead; leave: a reason; silent: acts, but does not reply; lie: replies, but its page does not show it;
         # numbers: some of the page's, as they shall be; clock_ahead_ns: of its monotonic clock. At once: collect
         # (see record), damage: sequences of full records, new_page: under another name
@@ -403,6 +403,7 @@ class Process:
                     "pause_budget_ms": None,
                     "max_rss_growth_bytes": command.max_rss_growth_bytes if command else None,
                     "reason": self.reason, "refused": self.refused, "collect_pending": False,
+                    "drift": self.behaviour.get("drift"), "drifts": {"gc_disabled": 2},
                     "exits": dict(self.exits),
                     "operation": self.last.to_dict() if self.last else None,
                 },

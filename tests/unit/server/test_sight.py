@@ -131,6 +131,22 @@ async def test_thresholds_that_do_not_fit_are_drift(
     await until_state(sidecar, "worker-0-1", "drifted")
 
 
+async def test_a_process_that_says_what_somebody_did_to_its_gc_has_drifted_under_a_policy(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    engine.set_process("worker-0-1", drift={"code": "gc_disabled", "detail": "somebody did"})
+    assert {row["state"] for row in (await sidecar.status())["processes"]} == {"applied"}
+    await sidecar.client.post("/gc/freeze?allow_partial=true")
+    drifted = await until_state(sidecar, "worker-0-1", "drifted")
+    assert drifted["reason"] == "gc_disabled: somebody did"
+    assert drifted["drifts"] == {"gc_disabled": 2}
+    engine.set_process("worker-0-1", drift=None)
+    await until_state(sidecar, "worker-0-1", "applied")
+
+
 async def test_leftovers_of_an_earlier_larger_engine_are_not_expected(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
