@@ -103,7 +103,8 @@ ROUTES = {
     ("PUT", "/gc/policy"): {"mode": "freeze"},
     ("POST", "/gc/maintain"): {},
     ("POST", "/gc/restore"): {},
-    ("POST", "/gc/lease"): {},
+    # Another length than it has: a page that shows it cannot be one from before.
+    ("POST", "/gc/lease"): {"lease_s": 7200},
 }
 
 
