@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.embedded.engine import EmbeddedEngine, run_directory
-from tests.embedded.ladder import Rung, read_ladder
+from tests.readme.ladder import Rung, read_ladder
 from tests.sidecar_process import SidecarProcess, wait_for
 
 DEFAULT_OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "ladder.svg"

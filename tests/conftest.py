@@ -18,7 +18,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Several run at a time: the longest go first, and the short ones fill the gaps at the end.
-    items.sort(key=lambda item: not {"embedded", "deploy"} & {*item.path.parts})
+    items.sort(key=lambda item: not {"embedded", "readme", "deploy"} & {*item.path.parts})
 
 
 def pytest_collection_finish() -> None:

@@ -110,7 +110,7 @@ def test_what_somebody_does_to_gc_under_a_policy_is_named_and_mended_where_it_is
         assert sidecar.post("/gc/freeze")[0] == 200
         under_policy = large.gc_state(pids)
         worker = {name: pids[name]}
-        large.probe.run(f"import gc; {does}", worker)
+        large.probe.run(large.probe.only(pids[name], f"import gc; {does}"), worker)
         wait_for(
             "it has drifted",
             lambda: (rows_of(sidecar.status())[name]["reason"] or "").startswith(code),
@@ -122,7 +122,8 @@ def test_what_somebody_does_to_gc_under_a_policy_is_named_and_mended_where_it_is
             )
             assert large.gc_state(pids) == under_policy
         else:
-            large.probe.run("import gc; gc.enable()", worker)
+            enable = large.probe.only(pids[name], "import gc; gc.enable()")
+            large.probe.run(enable, worker)
         assert sidecar.post("/gc/restore")[0] == 200
         assert large.gc_state(pids) == before
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.embedded.engine import EmbeddedEngine, scene
-from tests.embedded.ladder import read_ladder
+from tests.readme.ladder import read_ladder
 from tests.sidecar_process import wait_for
 
 # Where a quarter of the heap is more than what the thresholds alone keep between two full collections.
