@@ -81,7 +81,6 @@ class Publisher:
             return
         remove_dead_pages(self.run_dir, role, dp_rank, rank)
         with self._lock:
-            self.error = None
             self._published_changes = -1
             for ring in self._rings:
                 ring.published = 0
@@ -92,6 +91,10 @@ class Publisher:
             except (OSError, PageError) as error:
                 self.error = f"no page in {self.run_dir}: {error}"
                 return
+            if self.error is not None:
+                # It stands in what was just written, for it was so until now.
+                self.error = None
+                self._published_changes = -1
             self._page = page
             self._meter.collecting = page.header
 
