@@ -91,10 +91,6 @@ class Publisher:
             except (OSError, PageError) as error:
                 self.error = f"no page in {self.run_dir}: {error}"
                 return
-            if self.error is not None:
-                # It stands in what was just written, for it was so until now.
-                self.error = None
-                self._published_changes = -1
             self._page = page
             self._meter.collecting = page.header
 
@@ -136,6 +132,7 @@ class Publisher:
             page.discard()
 
     def _write_on(self, page: PageWriter) -> None:
+        self.error = None  # there is room for a page; until then why there was none stays told
         self._refresh()
         words = self._meter.words
         changes = self._changes()
