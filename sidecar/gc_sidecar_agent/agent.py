@@ -117,8 +117,8 @@ class Agent:
         self._settle_polls = 0
         self._gate_command = (gate or Gate()).command(self._token)
         self._gate_polls = 0
-        self._anonymous_bytes: int | None = None
-        self._memory_read_at = 0.0  # on time.monotonic()
+        # When anonymous memory was read (time.monotonic()), and what it was: together, for several threads look.
+        self._memory: tuple[float, int | None] = (0.0, None)
         self._thread: threading.Thread | None = None
 
     # --- life ---
@@ -266,12 +266,14 @@ class Agent:
             detail = f"{type(error).__name__}: {error}"
             return reply_dict(_error("agent_error", detail, operation_id), None)
 
-    def _execute(self, command: Command, collect: Collect) -> Outcome:
+    def _execute(
+        self, command: Command, collect: Collect, on_engine_thread: bool = True
+    ) -> Outcome:
         # A call over RPC comes from the engine's busy loop: the engine has finished its start-up.
         self.set_ready()
         deadline = time.monotonic() + command.deadline_s
         if command.kind in OPERATION_KINDS:
-            return self.policy.run(command, collect)
+            return self.policy.run(command, collect, on_engine_thread)
         if command.kind == "lease":
             if not self.policy.renew_lease(command.lease_s, command.generation):
                 detail = f"no policy of generation {command.generation} is in force here"
@@ -364,7 +366,8 @@ class Agent:
 
     def _keep_policy(self) -> None:
         mode = self.policy.mode
-        self.policy.poll(self._anonymous_bytes, self._collect_from_thread(), self._memory_read_at)
+        read_at, anonymous_bytes = self._memory
+        self.policy.poll(anonymous_bytes, self._collect_from_thread(), read_at)
         if mode != self.policy.mode:
             reason = self.policy.reason
             logger.info(
@@ -402,7 +405,7 @@ class Agent:
             self._changes += 1
 
     def _execute_from_thread(self, command: Command) -> Outcome:
-        return self._execute(command, self._collect_from_thread())
+        return self._execute(command, self._collect_from_thread(), self._is_api_server_only)
 
     def _collect_from_thread(self) -> Collect:
         collect = self.main_thread.collect
@@ -428,17 +431,19 @@ class Agent:
         self.meter.words[NUMBER_INDEX[name]] = value if value is not None and fits else NONE
 
     def _read_memory(self) -> None:
-        self._memory_read_at = time.monotonic()
+        read_at = time.monotonic()
         memory = read_memory()
-        self._anonymous_bytes = memory.anonymous_bytes
+        self._memory = (read_at, memory.anonymous_bytes)
         self._set("anonymous_bytes", memory.anonymous_bytes)
         self._set("file_bytes", memory.file_bytes)
         self._set("shared_bytes", memory.shared_bytes)
 
     def _read_numbers(self) -> None:
-        if self._anonymous_bytes is None or self._memory_read_at < self.policy.entry_measured_at:
+        read_at, now = self._memory
+        if now is None or read_at < self.policy.entry_measured_at:
             self._read_memory()
-        entry, now = self.policy.entry_anonymous_bytes, self._anonymous_bytes
+            now = self._memory[1]
+        entry = self.policy.entry_anonymous_bytes
         self._set("growth_bytes", None if entry is None or now is None else now - entry)
         remaining_s = self.policy.lease_remaining_s()
         self._set("lease_remaining_ms", None if remaining_s is None else int(remaining_s * 1000))

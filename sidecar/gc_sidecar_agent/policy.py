@@ -96,6 +96,8 @@ class Policy:
         self._refreeze_pending = False
         self._pending_since_full = 0
         self._next_tick = 0.0
+        # Whether it is the engine's own thread that puts GC back.
+        self._may_enable = True
         self._found_at_entry: Found | None = None
         self._drifted_at = 0.0
         self._full_at_freeze = 0  # full collections that were not ours, when we last froze
@@ -124,8 +126,11 @@ class Policy:
         self.lease_deadline = time.monotonic() + remaining_s
         return True
 
-    def run(self, command: Command, collect: Collect) -> Outcome:
-        """Carry out one operation, once: a repeated operation id gets the outcome of the first time."""
+    def run(self, command: Command, collect: Collect, on_engine_thread: bool = True) -> Outcome:
+        """Carry out one operation, once: a repeated operation id gets the outcome of the first time.
+
+        Without `on_engine_thread` somebody may have disabled GC for this moment (a graph capture), so it stays so.
+        """
         deadline = time.monotonic() + command.deadline_s
         with self._serialised(deadline) as acquired:
             if not acquired:
@@ -135,6 +140,7 @@ class Policy:
             known = self.outcome_of(command)
             if known is not None:
                 return known
+            self._may_enable = on_engine_thread
             before = read_memory().anonymous_bytes
             device_before = read_device_memory()[0]
             try:
@@ -185,6 +191,7 @@ class Policy:
         try:
             if self.mode == OFF:
                 return
+            self._may_enable = False
             now = time.monotonic()
             is_since_entry = measured_at >= self.entry_measured_at
             end = self._reason_to_end(anonymous_bytes if is_since_entry else None, now)
@@ -405,7 +412,10 @@ class Policy:
     def _notice_thresholds_given_back(self) -> None:
         """Who put back what they had saved under the policy wants after it what was there before."""
         entry = self._found_at_entry
-        if entry is not None and gc.get_threshold()[:2] == entry.thresholds[:2]:
+        if entry is None or self._found is None:
+            return
+        was_away = self._found.thresholds[:2] != entry.thresholds[:2]
+        if was_away and gc.get_threshold()[:2] == entry.thresholds[:2]:
             self._found = entry
 
     def _find_drift(self) -> Reason | None:
@@ -461,7 +471,7 @@ class Policy:
             return
         if gc.get_threshold() != self._found.thresholds:
             gc.set_threshold(*self._found.thresholds)
-        if self._found.enabled and not gc.isenabled():
+        if self._found.enabled and not gc.isenabled() and self._may_enable:
             gc.enable()
         elif not self._found.enabled and gc.isenabled():
             gc.disable()

@@ -110,6 +110,8 @@ class Carrier:
                 gone_since = now if gone_since is None else gone_since
                 if now - gone_since >= grace_s:
                     return lines
+            else:
+                gone_since = None
             if not pending:
                 if lines and all(line.ok or line.own_code for line in lines):
                     return lines  # all have said it themselves

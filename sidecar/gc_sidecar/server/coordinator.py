@@ -179,7 +179,7 @@ class Coordinator:
                 lease_expires_at=self.knowledge.desired.lease_expires_at(),
                 lease_owner=self.knowledge.desired.owner,
             )
-            if operation.is_running:  # cancelled: the sidecar stops
+            if operation.is_running:  # cancelled
                 operation = running.record(state="unknown")
             self._running = self._task = None
             self._tally.count_operation(running.change.kind, operation.state, duration_s)

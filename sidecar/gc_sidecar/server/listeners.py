@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gc_sidecar.server.app import Services, make_control_app, make_open_app
 from gc_sidecar.server.logs import rfc3339
 from gc_sidecar.server.problems import PROBLEM_MEDIA_TYPE, Problem, to_json
-from gc_sidecar.server.security import SECURITY_HEADERS
+from gc_sidecar.server.security import MAXIMUM_HEAD_BYTES, SECURITY_HEADERS
 
 logger = logging.getLogger("gc_sidecar.server")
 
@@ -31,8 +31,6 @@ BACKLOG = 128
 # Of each listener. Whoever says nothing for so long is cut off, also with half a request's head.
 MAXIMUM_CONNECTIONS = 200
 SILENCE_S = 10.0
-# Of a request's line and headers together.
-MAXIMUM_HEAD_BYTES = 16 << 10
 # Requests in flight get this long; whatever holds up the rest is cut off before two seconds have passed.
 GRACE_S = 1
 LAST_MOMENT_S = 1.4
@@ -63,7 +61,10 @@ class _BoundedProtocol(H11Protocol):
             self._timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """To what is no HTTP, or has too long a head: a problem like any other."""
+        """To what is no HTTP, or has too long a head: a problem like any other, where nothing was answered yet."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
         problem = Problem("bad_http", msg)
         headers = [
             (b"content-type", PROBLEM_MEDIA_TYPE.encode()),

@@ -72,13 +72,14 @@ def answer_or_table(shape: type, status: int = 200, **more: Any) -> Responses:
 
 def document(app: FastAPI) -> dict[str, Any]:
     """The document of `app`: what FastAPI knows of its routes, and the shapes of their answers."""
+    is_made = app.openapi_schema is not None
     made = FastAPI.openapi(app)
-    if "components" not in made:
+    if not is_made:
         _, shapes = TypeAdapter.json_schemas(
             [(each.__name__, "serialization", TypeAdapter(each)) for each in ANSWERS],
             ref_template=REF,
         )
-        made["components"] = {"schemas": shapes["$defs"]}
+        made.setdefault("components", {}).setdefault("schemas", {}).update(shapes["$defs"])
     return made
 
 

@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gc_sidecar.server.problems import Problem, problem_response
 from gc_sidecar.server.settings import is_loopback
 
+# Of a request's line and headers.
+MAXIMUM_HEAD_BYTES = 16 << 10
 MAXIMUM_BODY_BYTES = 64 << 10
 MAXIMUM_TOKEN_BYTES = 4096
 BROWSER_HEADERS = ("origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
@@ -62,6 +64,15 @@ class TokenFile:
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
 
 
+def _check_head(headers: Headers, scope: Scope) -> Problem | None:
+    """The server bounds a head that is not complete; one that comes in one piece it takes."""
+    size = len(scope["path"]) + len(scope["query_string"])
+    size += sum(len(name) + len(value) for name, value in headers.raw)
+    if size <= MAXIMUM_HEAD_BYTES:
+        return None
+    return Problem("bad_http", f"the request's line and headers have {size} bytes")
+
+
 class Limits:
     """ASGI middleware of both listeners: a body has its bound, and every answer the security headers."""
 
@@ -73,7 +84,8 @@ class Limits:
         if scope["type"] != "http":
             return
         respond = _with_security_headers(send)
-        problem = _check_length(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        problem = _check_head(headers, scope) or _check_length(headers)
         if problem is not None:
             await problem_response(problem)(scope, receive, respond)
             return
@@ -92,6 +104,7 @@ class Guard:
         self._token_file = token_file
         self._allowed_hosts = frozenset(host.strip("[]").lower() for host in allowed_hosts)
         self._checks: tuple[Callable[[Headers, Scope], Problem | None], ...] = (
+            _check_head,
             self._check_host,
             _check_origin,
             self._check_token,

@@ -20,7 +20,7 @@ from gc_sidecar.server.roster import Roster
 from gc_sidecar.server.tasks import spawn
 from gc_sidecar.server.timing import Timing
 from gc_sidecar_agent.board import Board
-from gc_sidecar_agent.command import Command
+from gc_sidecar_agent.command import DEFAULT_DEADLINE_S, Command
 
 logger = logging.getLogger("gc_sidecar.server")
 
@@ -75,8 +75,14 @@ class Watch:
         if board is None:
             return
         desired = desired_from_board(board)
-        if desired.generation < self._knowledge.desired.generation:
-            return  # older than what we did over RPC: nobody has written it since
+        wanted = self._knowledge.desired
+        if desired.generation < wanted.generation:
+            # Older than what we did over RPC: a process that starts must find that, and no orphan.
+            if board.maintain is not None:
+                self._record_orphan(board.maintain)
+            policy = wanted.command(new_id("policy"), DEFAULT_DEADLINE_S)
+            await self._knowledge.run_dir.write_board(lambda _: Board(policy, None, wanted.lease()))
+            return
         self._knowledge.desired = desired
         _log(
             "board_taken_over",

@@ -16,7 +16,12 @@ from typing import Any
 import pytest
 
 from gc_sidecar_agent import policy as policy_module
-from gc_sidecar_agent.collection import Collection, CollectionError, collect_here
+from gc_sidecar_agent.collection import (
+    Collection,
+    CollectionError,
+    MainThreadCollector,
+    collect_here,
+)
 from gc_sidecar_agent.collector import FREE_THREADED, GENERATIONAL, INCREMENTAL, is_heap_frozen
 from gc_sidecar_agent.command import Command, Outcome
 from gc_sidecar_agent.meter import PauseMeter
@@ -595,6 +600,53 @@ def test_gc_that_somebody_disables_is_named_and_left_to_them() -> None:
     assert not gc.isenabled()
     gc.enable()
     assert drifted(subject) is None
+
+
+@pytest.mark.parametrize("how", ["lease", "board"])
+@in_own_process
+def test_gc_that_is_disabled_when_a_policy_ends_on_our_own_thread_stays_so(how: str) -> None:
+    # A graph is captured, say: neither may GC come on, nor a collection run.
+    clock = Clock()
+    gc.set_threshold(50, 3, 7)
+    subject = Subject()
+    subject.does("freeze", lease_s=30)
+    before = subject.number("full_starts")
+    collector = MainThreadCollector(subject.meter)
+    gc.disable()
+    clock.pass_s(31)
+
+    def collect(trigger: str, _: float) -> Collection:
+        return collector.collect(trigger, time.monotonic() + 0.2)
+
+    def end() -> None:
+        if how == "lease":
+            subject.policy.poll(None, collect)
+        else:
+            subject.policy.run(command("restore", 2), collect, False)
+
+    ended = threading.Thread(target=end)
+    ended.start()
+    while ended.is_alive():
+        ended.join(0.01)
+    assert subject.policy.mode == OFF
+    assert gc_state() == (False, (50, 3, 7), False)
+    assert subject.number("full_starts") == before
+    assert subject.policy.collect_pending
+
+
+@in_own_process
+def test_a_third_threshold_that_somebody_sets_is_left_to_them_too() -> None:
+    clock = Clock()
+    first, second, _ = gc.get_threshold()
+    subject = Subject()
+    subject.does("freeze")
+    gc.set_threshold(first, second, 1000)
+    assert drifted(subject) == "thresholds_changed"
+    clock.pass_s(DRIFT_GRACE_S)
+    subject.poll()
+    assert drifted(subject) is None
+    subject.does("restore")
+    assert gc.get_threshold() == (first, second, 1000)
 
 
 @in_own_process

@@ -20,9 +20,8 @@ import pytest
 
 from gc_sidecar.server import security
 from gc_sidecar.server.app import make_control_app, make_open_app, make_services
-from gc_sidecar.server.listeners import MAXIMUM_HEAD_BYTES
 from gc_sidecar.server.routes import ACTIONS, READS
-from gc_sidecar.server.security import MAXIMUM_BODY_BYTES, SECURITY_HEADERS
+from gc_sidecar.server.security import MAXIMUM_BODY_BYTES, MAXIMUM_HEAD_BYTES, SECURITY_HEADERS
 from gc_sidecar.server.settings import load_settings
 from tests.sidecar_process import SidecarProcess
 from tests.unit.server.conftest import Sidecar, StartSidecar
@@ -313,6 +312,10 @@ async def test_what_is_no_http_is_answered_with_a_problem_too(listening: tuple[i
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (2 * MAXIMUM_HEAD_BYTES),
+            # Also where it comes whole, in one piece.
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "
+            + b"x" * MAXIMUM_HEAD_BYTES
+            + b"\r\n\r\n",
         ):
             answer, body = send(port, request)
             problem = json.loads(body)
@@ -320,6 +323,22 @@ async def test_what_is_no_http_is_answered_with_a_problem_too(listening: tuple[i
             assert answer.headers["content-type"] == "application/problem+json"
             assert body.endswith(b"}\n")
             assert_guarded(answer)
+
+
+async def test_nonsense_after_an_answer_is_cut_off_without_another_one(
+    listening: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    for port in listening:
+        head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(head + b"1\r\nx\r\n")
+            answered = connection.recv(65536)
+            assert answered.startswith(b"HTTP/1.1 404")
+            connection.sendall(b"zz\r\n")
+            while more := connection.recv(65536):
+                answered += more
+        assert answered.count(b"HTTP/1.1 ") == 1
+    assert "Fatal error" not in caplog.text
 
 
 async def test_a_body_beyond_the_limit_is_refused_by_either_listener(
