@@ -289,7 +289,7 @@ class Policy:
         self.entered_at = time.time()
         self.entry_anonymous_bytes = read_memory().anonymous_bytes
         self.entry_measured_at = time.monotonic()
-        self.reason = None
+        self.reason = self.drift = None
         self._note_applied(command)
         return collection, detail
 
@@ -361,6 +361,11 @@ class Policy:
         self._meter.words[_FREEZES] += 1
         self._meter.words[_FREEZES_SINCE_MAINTAIN] += 1
         self._full_at_freeze = self._foreign_full_collections()
+        if self.drift is not None and self.drift.code == "foreign_collection":
+            self.drift = (
+                None  # at once, and not at the next poll: whoever asked for this freeze looks now
+            )
+            self.changes += 1
 
     def _reason_to_end(self, anonymous_bytes: int | None, now: float) -> Reason | None:
         if self.lease_deadline is not None and now >= self.lease_deadline:

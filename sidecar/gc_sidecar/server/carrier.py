@@ -61,7 +61,9 @@ class Carrier:
                 await asyncio.wait({rpc}, timeout=min(self._timing.board_after_s, left_s / 2))
             wrote = await self._knowledge.run_dir.write_board(write)
             if not wrote and rpc is None:
-                raise self._no_way()
+                if not self._knowledge.engines.has_rpc:
+                    raise self._no_way()
+                rpc = spawn(self._call(command, overtime.until if overtime else deadline))
             lines = await self._wait_for_proof(command, sent_at, rpc, deadline, overtime)
         finally:
             pending = rpc is not None and not rpc.done()

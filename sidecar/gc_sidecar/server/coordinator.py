@@ -50,6 +50,7 @@ class Coordinator:
         self._tally = tally
         self._running: Running | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stops = asyncio.Event()
 
     @property
     def running(self) -> Operation | None:
@@ -96,12 +97,21 @@ class Coordinator:
             )
         running, task = self._running, self._task
         if running is not None and task is not None and running.change.asks_the_same(change):
-            goes_on = spawn(running.goes_on.wait())
-            await asyncio.wait({task, goes_on}, return_when=asyncio.FIRST_COMPLETED)
+            goes_on, stops = spawn(running.goes_on.wait()), spawn(self._stops.wait())
+            await asyncio.wait({task, goes_on, stops}, return_when=asyncio.FIRST_COMPLETED)
             goes_on.cancel()
+            stops.cancel()
         operation = self.ledger.get(change.operation_id)
         assert operation is not None
         return operation
+
+    def stop(self) -> None:
+        """Let nobody wait for what runs any longer: the sidecar ends."""
+        if self._running is not None and not self._stops.is_set():
+            detail = "the sidecar was told to stop while it ran; what was sent is done all the same"
+            problem = Problem("outcome_unknown", detail)
+            _log(self._running.record(state="unknown", problem=problem))
+        self._stops.set()
 
     def _is_superseded_by(self, change: Change) -> bool:
         """Whether what runs has to give way: somebody wants normal GC now, whatever hangs."""

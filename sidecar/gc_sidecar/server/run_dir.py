@@ -101,7 +101,9 @@ class RunDir:
             return None
         return self.board
 
-    async def write_board(self, change: Callable[[Board], Board]) -> bool:
+    async def write_board(
+        self, change: Callable[[Board], Board], even_if_same: bool = False
+    ) -> bool:
         """Replace the board by what `change` makes of it; False where that cannot be.
 
         One after the other, each from what the one before left: the end of a lease must not undo a change.
@@ -111,12 +113,14 @@ class RunDir:
         if not await self.claim():
             return False
         # To its end, whatever becomes of the caller: what we remember is what was written.
-        return await asyncio.shield(spawn(self._write_board(self.path, change)))
+        return await asyncio.shield(spawn(self._write_board(self.path, change, even_if_same)))
 
-    async def _write_board(self, path: str, change: Callable[[Board], Board]) -> bool:
+    async def _write_board(
+        self, path: str, change: Callable[[Board], Board], even_if_same: bool
+    ) -> bool:
         async with self._writing:
             board = change(self.board)
-            if board == self.board:
+            if board == self.board and not even_if_same:
                 return True
             try:
                 await asyncio.to_thread(write_board, path, board)

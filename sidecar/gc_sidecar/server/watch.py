@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gc_sidecar.server.desired import LEASE_EXPIRED, desired_from_board
+from gc_sidecar.server.desired import LEASE_EXPIRED, Desired, desired_from_board
 from gc_sidecar.server.knowledge import Knowledge
 from gc_sidecar.server.operations import new_id
 from gc_sidecar.server.reports import Key
@@ -80,8 +80,7 @@ class Watch:
             # Older than what we did over RPC: a process that starts must find that, and no orphan.
             if board.maintain is not None:
                 self._record_orphan(board.maintain)
-            policy = wanted.command(new_id("policy"), DEFAULT_DEADLINE_S)
-            await self._knowledge.run_dir.write_board(lambda _: Board(policy, None, wanted.lease()))
+            await self._knowledge.run_dir.write_board(lambda _: board_of(wanted))
             return
         self._knowledge.desired = desired
         _log(
@@ -105,12 +104,20 @@ class Watch:
                 self._knowledge.engines.notice_processes(self._knowledge.processes)
                 await self._knowledge.run_dir.keep()
                 await self.take_over_if_need_be()
+                await self._catch_up_board()
             except Exception:
                 logger.exception(
                     "looking at the run directory failed",
                     extra={"fields": {"event": "look_failed"}},
                 )
             await asyncio.sleep(self._pause_s())
+
+    async def _catch_up_board(self) -> None:
+        """Write what is desired where that failed before: whoever starts, or was not reached, has to find it."""
+        run_dir, desired = self._knowledge.run_dir, self._knowledge.desired
+        fault = run_dir.board_fault
+        if fault is not None and fault.code == "board_not_written" and not self._is_busy():
+            await run_dir.write_board(lambda _: board_of(desired), even_if_same=True)
 
     def _pause_s(self) -> float:
         """How long until the next look. Where no process collects much and none is held to a policy there is
@@ -254,6 +261,14 @@ class Watch:
         return self._knowledge.desired.reason is not None and any(
             row.page is None and row.state == "pending" for row in self._knowledge.roster().rows
         )
+
+
+def board_of(desired: Desired) -> Board:
+    """The board that tells what is desired: nothing where nobody has asked for anything, or its lease ended."""
+    if not desired.generation or desired.reason is not None:
+        return Board()
+    policy = desired.command(new_id("policy"), DEFAULT_DEADLINE_S)
+    return Board(policy, lease=desired.lease())
 
 
 def without_maintain(board: Board) -> Board:

@@ -292,6 +292,27 @@ async def test_a_sidecar_that_died_between_its_rpc_and_the_board_leaves_its_poli
     assert (await second.client.post("/gc/lease?owner=alice")).status_code == 200
 
 
+async def test_while_the_board_cannot_be_written_rpc_does_it_and_the_board_catches_up(
+    start_engine: StartEngine, start_sidecar: StartSidecar, run_dir: Path
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    assert (await sidecar.client.post("/gc/freeze")).status_code == 200
+    board = run_dir / "board.json"
+    board.unlink()
+    board.mkdir()
+    assert (await sidecar.client.post("/gc/lease?lease_s=900")).status_code == 200
+    assert (await sidecar.client.post("/gc/restore")).status_code == 200
+    codes = [reason["code"] for reason in (await sidecar.status())["reasons"]]
+    assert "board_not_written" in codes
+    board.rmdir()
+    await sidecar.until(lambda status: not status["reasons"])
+    policy = read_board(str(run_dir)).policy
+    assert policy is not None
+    assert (policy.kind, policy.generation) == ("restore", 2)
+
+
 async def test_a_lease_that_ended_while_no_sidecar_ran_is_over(
     start_sidecar: StartSidecar, run_dir: Path
 ) -> None:

@@ -135,12 +135,13 @@ def test_it_leaves_within_two_seconds_while_an_operation_hangs(
     sidecar = serve("--engine-url", engine.url)
     until(lambda: '"dev"' in sidecar.get(f"{sidecar.control}/gc")[1])
     engine.set(hang=60)
+    answers: list[tuple[int, dict[str, Any]]] = []
 
     def freeze() -> None:
         try:
             sidecar.post("/gc/freeze")
-        except OSError:
-            pass
+        except urllib.error.HTTPError as error:
+            answers.append((error.code, json.loads(error.read())))
 
     caller = threading.Thread(target=freeze)
     caller.start()
@@ -149,6 +150,11 @@ def test_it_leaves_within_two_seconds_while_an_operation_hangs(
     caller.join()
     assert code == 0
     assert took < 2
+    ((status, problem),) = answers
+    assert (status, problem["code"]) == (504, "outcome_unknown")
+    assert "told to stop" in problem["detail"]
+    events = [line["event"] for line in sidecar.lines]
+    assert events[-2:] == ["operation", "stopped"], sidecar.lines[-1]
 
 
 def test_it_leaves_within_two_seconds_while_a_client_dawdles(
