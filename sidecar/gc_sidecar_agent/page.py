@@ -316,7 +316,10 @@ def read_page(run_dir: str, name: str, after: tuple[int, int] | None = None) -> 
             raise PageError("not a regular file")
         if status.st_size < PAGE_BYTES:
             raise PageError(f"truncated: {status.st_size} of {PAGE_BYTES} bytes")
-        head = _pread_all(fd, FULL_RING_OFFSET, 0)
+        # The writer publishes rings, numbers, description. In the opposite order the numbers are never older than
+        # an operation that the description tells of, and the rings never older than the numbers.
+        slots = _pread_all(fd, FULL_RING_OFFSET - SLOT_OFFSETS[0], SLOT_OFFSETS[0])
+        head = _pread_all(fd, SLOT_OFFSETS[0], 0)
         magic, version, collecting_since_ns, count = _HEADER.unpack_from(head)
         if magic != MAGIC:
             raise PageError("not a page: the magic number is wrong")
@@ -326,7 +329,6 @@ def read_page(run_dir: str, name: str, after: tuple[int, int] | None = None) -> 
         full: tuple[Pause, ...] = ()
         young: tuple[Pause, ...] = ()
         if after is not None:
-            # Only now: the writer publishes rings before numbers, so what the numbers tell of is there.
             full = _read_ring(fd, FULL_RING_OFFSET, after[0], numbers["full_ring_next"])
             young = _read_ring(fd, YOUNG_RING_OFFSET, after[1], numbers["young_ring_next"])
         alive = _is_locked(fd)
@@ -334,7 +336,7 @@ def read_page(run_dir: str, name: str, after: tuple[int, int] | None = None) -> 
         os.close(fd)
     return PageContent(
         name=name,
-        description=_newest_description(head),
+        description=_newest_description(slots),
         numbers=numbers,
         collecting_since_ns=collecting_since_ns,
         alive=alive,
@@ -365,13 +367,13 @@ def _numbers(head: bytes, count: int) -> dict[str, int | None]:
     return numbers
 
 
-def _newest_description(head: bytes) -> dict[str, Any]:
+def _newest_description(slots: bytes) -> dict[str, Any]:
     best_sequence, best = 0, None
-    for offset in SLOT_OFFSETS:
-        sequence, length, crc = struct.unpack_from("<QII", head, offset)
+    for offset in (0, SLOT_BYTES):
+        sequence, length, crc = struct.unpack_from("<QII", slots, offset)
         if sequence <= best_sequence or length > SLOT_BYTES - 16:
             continue
-        body = head[offset + 16 : offset + 16 + length]
+        body = slots[offset + 16 : offset + 16 + length]
         if _slot_crc(sequence, body) != crc:
             continue
         value = _decoded(body)

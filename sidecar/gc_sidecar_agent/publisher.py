@@ -133,12 +133,11 @@ class Publisher:
 
     def _write_on(self, page: PageWriter) -> None:
         self.error = None  # there is room for a page; until then why there was none stays told
+        changes = self._changes()
+        # Made first and written last: whoever reads of an operation finds in the numbers what it did.
+        description = self._describe() if changes != self._published_changes else None
         self._refresh()
         words = self._meter.words
-        changes = self._changes()
-        if changes != self._published_changes:
-            page.write_description(self._describe())
-            self._published_changes = changes
         words[_HEARTBEAT] += 1
         words[_RUNNING_SINCE] = self._meter.running_since_ns
         # A copy, made before the rings are written and written after them: the numbers tell of no record that
@@ -156,6 +155,9 @@ class Publisher:
                 page.write_ring(ring.offset, ring.encoded)
                 ring.published = following
         page.write_numbers(NUMBERS.pack(*numbers))
+        if description is not None:
+            page.write_description(description)
+            self._published_changes = changes
 
 
 def _is_whole(numbers: tuple[int, ...]) -> bool:

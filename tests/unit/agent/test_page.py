@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import gc
 import json
 import os
@@ -1001,6 +1002,64 @@ def collection(meter: PauseMeter, gc_generation: int) -> None:
     info = {"generation": gc_generation, "collected": 0, "uncollectable": 0}
     meter.callback("start", info)
     meter.callback("stop", info)
+
+
+class CollectingPublisher(Publisher):
+    """A publisher whose description tells how many full collections were asked for and are done."""
+
+    def __init__(self, run_dir: Path) -> None:
+        meter = PauseMeter()
+        words, count = meter.words, NUMBER_INDEX["gen2_count"]
+        super().__init__(
+            str(run_dir), meter, lambda: None, lambda: {"done": words[count]}, lambda: words[count]
+        )
+        self.collect = functools.partial(collection, meter, 2)
+        self.open("worker", 0, 0, 1)
+
+    def assert_counts_what_it_tells_of(self) -> int:
+        content = read_page(str(self.run_dir), str(self.name), (0, 0))
+        done, count = content.description["done"], content.numbers["gen2_count"]
+        assert done <= (count or 0) <= len(content.full_pauses)
+        return int(done)
+
+
+def test_a_page_that_tells_of_an_operation_counts_its_collection_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = CollectingPublisher(tmp_path)
+    write = os.pwrite
+
+    def read_after_each(fd: int, data: bytes, offset: int) -> int:
+        written = write(fd, data, offset)
+        publisher.assert_counts_what_it_tells_of()
+        return written
+
+    monkeypatch.setattr(os, "pwrite", read_after_each)
+    for done in range(1, 4):
+        publisher.collect()
+        publisher.publish()
+        assert publisher.assert_counts_what_it_tells_of() == done
+
+
+def test_a_reader_that_is_slow_finds_the_collection_of_every_operation_that_it_reads_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = CollectingPublisher(tmp_path)
+    read = os.pread
+    is_reading = True
+
+    def publish_before_each(fd: int, size: int, offset: int) -> bytes:
+        nonlocal is_reading
+        if is_reading:
+            is_reading = False  # the publisher reads its page, too
+            publisher.collect()
+            publisher.publish()
+            is_reading = True
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", publish_before_each)
+    for _ in range(3):
+        publisher.assert_counts_what_it_tells_of()
 
 
 def test_a_record_that_comes_while_the_page_is_written_is_told_of_when_it_is_there(
