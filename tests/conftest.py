@@ -7,6 +7,17 @@ import os
 
 import pytest
 
+# What tests have in common asserts, too, and a failure there shall say what it met.
+pytest.register_assert_rewrite(
+    "tests.conformance",
+    "tests.embedded.engine",
+    "tests.faults",
+    "tests.observing",
+    "tests.sidecar_process",
+    "tests.unit",
+    "tests.vllm.scene",
+)
+
 # Tests start hundreds of processes, each of which would compile the packages again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from tests.leaving_out import leave_out
+
 if sys.version_info < (3, 11):
-    pytest.skip("schemathesis needs Python 3.11", allow_module_level=True)
+    leave_out("schemathesis needs Python 3.11 or later")
 
 import hypothesis
 import schemathesis

@@ -32,7 +32,8 @@ from tests.faults.controlled_time import SIDECAR_MODULES, SIDECAR_MODULES_THAT_D
 from tests.faults.tiny_engine import PLACES, Found, Nursery, TinyEngine, nursery
 from tests.faults.tiny_process import DRIFT_GRACE_S
 from tests.faults.tiny_sidecar import FAST, Sidecar, kill, start_sidecar
-from tests.unit.agent.mounting import may_mount, mount_for_this_process
+from tests.leaving_out import leave_out
+from tests.unit.agent.mounting import mount_for_this_process
 from tests.unit.agent.own_process import in_own_process
 
 PAGE_NAME = "worker-dp7-r9-1700000000-0123abcd.page"
@@ -125,7 +126,7 @@ def device(path: Path, _: Outside) -> None:
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
     except PermissionError:
-        pytest.skip("only root makes devices")
+        leave_out("only root makes devices")
 
 
 def directory(path: Path, _: Outside) -> None:
@@ -406,7 +407,7 @@ def fill(path: Path) -> None:
             out.write(b"x" * 512)
 
 
-@pytest.mark.skipif(not may_mount(), reason="needs leave to mount a tmpfs")
+@pytest.mark.usefixtures("tmpfs_may_be_mounted")
 @pytest.mark.parametrize("fault", ["full", "read-only"])
 @in_own_process
 def test_a_file_system_that_takes_nothing_and_then_does(tmp_path: Path, fault: str) -> None:
@@ -443,10 +444,11 @@ def test_a_file_system_that_takes_nothing_and_then_does(tmp_path: Path, fault: s
         beside(made, tmp_path, work, has_rpc=False)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("may_write", [True, False], ids=["of its group", "closed to it"])
 def test_an_engine_of_another_user(made: Nursery, run_dir: Path, may_write: bool) -> None:
     """Pods give their containers different users and one group; where that was forgotten, RPC is left."""
+    if os.geteuid() != 0:
+        leave_out("only root becomes another user")
     made.directory.chmod(0o711)
     os.chown(run_dir, 0, GROUP)
     run_dir.chmod(0o2770 if may_write else 0o755)

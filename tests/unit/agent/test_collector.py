@@ -27,10 +27,13 @@ def _thresholds_as_before() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="3.14 changed its mind within its patches")
-def test_cpython_up_to_3_13_is_generational() -> None:
+def test_the_first_patches_of_3_14_are_incremental_and_every_other_cpython_is_generational() -> (
+    None
+):
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         assert collector_kind() == FREE_THREADED
+    elif (3, 14, 0) <= sys.version_info < (3, 14, 5):
+        assert collector_kind() == INCREMENTAL
     else:
         assert collector_kind() == GENERATIONAL
 

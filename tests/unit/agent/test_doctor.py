@@ -47,8 +47,8 @@ from gc_sidecar_agent.doctor.findings import examine, ok
 from gc_sidecar_agent.doctor.interpreter import Interpreter
 from gc_sidecar_agent.doctor.run_dir_checks import examine_run_directory, file_system_of
 from gc_sidecar_agent.page import list_pages, read_page
+from tests.leaving_out import leave_out
 from tests.unit.agent.diagnosis import Diagnosis, memory_volume
-from tests.unit.agent.leaving_out import leave_out
 from tests.unit.agent.own_process import in_own_process
 from tests.unit.agent.waiting import wait_until
 

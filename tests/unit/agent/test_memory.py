@@ -22,7 +22,7 @@ from gc_sidecar_agent.memory import (
     read_memory,
     trim,
 )
-from tests.unit.agent.leaving_out import leave_out
+from tests.leaving_out import leave_out
 from tests.unit.agent.own_process import in_own_process
 
 STATUS = b"""Name:\tRssAnon: 9 kB

@@ -35,6 +35,7 @@ from gc_sidecar_agent.page import (
     page_name,
     read_page,
 )
+from tests.leaving_out import leave_out
 from tests.unit.agent.garbage import Cycle, collect_automatically, plant_cycle
 from tests.unit.agent.own_process import (
     Child,
@@ -579,14 +580,10 @@ def collect_between_markers(run_dir: str) -> None:
     assert meter.words[NUMBER_INDEX["gen2_count"]] == RING_SLOTS + 20
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="strace is Linux's")
 def test_the_callback_makes_no_system_call(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:
-        # Proven once is enough: on the version that everybody has who can run the real vLLM.
-        if sys.version_info[:2] == (3, 11):
-            pytest.fail("strace is missing, so nothing proves this: apt-get install strace")
-        pytest.skip("strace is missing; the test fails on CPython 3.11 for that")
+        leave_out("strace is missing: apt-get install strace")
     trace = tmp_path / "trace"
     run = [strace, "-o", str(trace), "-e", "trace=all"]
     run += command_for(collect_between_markers, {"run_dir": tmp_path})
