@@ -100,6 +100,7 @@ NUMBER_NAMES: tuple[str, ...] = (
     "memory_limit_bytes",  # of the process's cgroup
     "memory_current_bytes",
     "running_since_ns",  # when the collection of any generation began that ran at this publication; 0: none did
+    "changes",  # of the description that belongs to these numbers; while the page has another, they do not fit
 )
 NUMBER_INDEX = {name: index for index, name in enumerate(NUMBER_NAMES)}
 NUMBERS = struct.Struct(f"<{len(NUMBER_NAMES)}q")
@@ -131,8 +132,8 @@ class Pause:
 class PageContent:
     """One reading of a page.
 
-    `description` is the JSON of the newest valid slot: `identity`, `topology` and `state` of the process. It is
-    the same object as long as the slot has not changed, so nobody may change it.
+    `description` is the JSON of the newest valid slot: `identity`, `topology`, `state` and `changes` of the
+    process. It is the same object as long as the slot has not changed, so nobody may change it.
     `numbers` holds every name of NUMBER_NAMES; None where the process does not know it. The pauses are those
     that read_page was asked for, in order; a sequence that is missing was overwritten, torn or forged.
     """
@@ -369,7 +370,7 @@ def _numbers(head: bytes, count: int) -> dict[str, int | None]:
 
 def _newest_description(slots: bytes) -> dict[str, Any]:
     best_sequence, best = 0, None
-    for offset in (0, SLOT_BYTES):
+    for offset in (slot - SLOT_OFFSETS[0] for slot in SLOT_OFFSETS):
         sequence, length, crc = struct.unpack_from("<QII", slots, offset)
         if sequence <= best_sequence or length > SLOT_BYTES - 16:
             continue

@@ -263,6 +263,10 @@ class Policy:
             )
         if self.mode == command.kind and gc.get_threshold()[2] == HELD_OFF:
             self._renew(command)
+            try:
+                self._mend()
+            except Exception as error:
+                self._fail(error, collect, deadline)
             self._note_applied(command)
             return None, "already in force; settings and lease renewed"
         collection, detail = None, None
@@ -289,7 +293,7 @@ class Policy:
         self.entered_at = time.time()
         self.entry_anonymous_bytes = read_memory().anonymous_bytes
         self.entry_measured_at = time.monotonic()
-        self.reason = self.drift = None
+        self.reason, self.drift = None, self._find_drift()
         self._note_applied(command)
         return collection, detail
 
@@ -362,9 +366,8 @@ class Policy:
         self._meter.words[_FREEZES_SINCE_MAINTAIN] += 1
         self._full_at_freeze = self._foreign_full_collections()
         if self.drift is not None and self.drift.code == "foreign_collection":
-            self.drift = (
-                None  # at once, and not at the next poll: whoever asked for this freeze looks now
-            )
+            # At once, and not at the next poll: whoever asked for this freeze looks now.
+            self.drift = None
             self.changes += 1
 
     def _reason_to_end(self, anonymous_bytes: int | None, now: float) -> Reason | None:
@@ -405,14 +408,21 @@ class Policy:
             return None
         self._drifted_at = now
         try:
-            if self._found is not None and self.drift.code == "thresholds_changed":
-                # The newest wish for the time after the policy.
-                self._found = replace(self._found, thresholds=gc.get_threshold())
-                self._hold_off()
-            self._freeze()
+            self._mend()
         except Exception as error:
             return Reason("freeze_failed", f"{type(error).__name__}: {error}")
         return None
+
+    def _mend(self) -> None:
+        """Put right what somebody else did to GC, as far as it is ours."""
+        drift = self._find_drift()
+        if drift is None or drift.code == "gc_disabled":
+            return
+        if self._found is not None and drift.code == "thresholds_changed":
+            # The newest wish for the time after the policy.
+            self._found = replace(self._found, thresholds=gc.get_threshold())
+            self._hold_off()
+        self._freeze()
 
     def _notice_thresholds_given_back(self) -> None:
         """Who put back what they had saved under the policy wants after it what was there before."""

@@ -30,6 +30,7 @@ _FULL_RING_NEXT = NUMBER_INDEX["full_ring_next"]
 _YOUNG_RING_NEXT = NUMBER_INDEX["young_ring_next"]
 _HEARTBEAT = NUMBER_INDEX["heartbeat"]
 _RUNNING_SINCE = NUMBER_INDEX["running_since_ns"]
+_CHANGES = NUMBER_INDEX["changes"]
 _GEN0_COUNT, _GEN1_COUNT, _GEN2_COUNT = (NUMBER_INDEX[f"gen{g}_count"] for g in range(3))
 
 # How often, and after how long, numbers are copied again that a callback was in the middle of changing.
@@ -135,11 +136,14 @@ class Publisher:
         self.error = None  # there is room for a page; until then why there was none stays told
         changes = self._changes()
         # Made first and written last: whoever reads of an operation finds in the numbers what it did.
-        description = self._describe() if changes != self._published_changes else None
+        description = None
+        if changes != self._published_changes:
+            description = {**self._describe(), "changes": changes}
         self._refresh()
         words = self._meter.words
         words[_HEARTBEAT] += 1
         words[_RUNNING_SINCE] = self._meter.running_since_ns
+        words[_CHANGES] = changes
         # A copy, made before the rings are written and written after them: the numbers tell of no record that
         # is not on the page yet. One that comes in between is published the next time.
         numbers = tuple(words)

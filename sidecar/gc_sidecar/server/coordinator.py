@@ -27,6 +27,9 @@ from gc_sidecar_agent.command import Command
 
 logger = logging.getLogger("gc_sidecar.server")
 
+# For how long an operation may go on when the sidecar is told to stop: answers take a moment, too.
+STOP_PATIENCE_S = 0.7
+
 
 class Coordinator:
     """See the module."""
@@ -50,7 +53,7 @@ class Coordinator:
         self._tally = tally
         self._running: Running | None = None
         self._task: asyncio.Task[None] | None = None
-        self._stops = asyncio.Event()
+        self._is_stopping = False
 
     @property
     def running(self) -> Operation | None:
@@ -97,21 +100,23 @@ class Coordinator:
             )
         running, task = self._running, self._task
         if running is not None and task is not None and running.change.asks_the_same(change):
-            goes_on, stops = spawn(running.goes_on.wait()), spawn(self._stops.wait())
-            await asyncio.wait({task, goes_on, stops}, return_when=asyncio.FIRST_COMPLETED)
-            goes_on.cancel()
-            stops.cancel()
+            goes_on = spawn(running.goes_on.wait())
+            try:
+                await asyncio.wait({task, goes_on}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                goes_on.cancel()
         operation = self.ledger.get(change.operation_id)
         assert operation is not None
         return operation
 
     def stop(self) -> None:
-        """Let nobody wait for what runs any longer: the sidecar ends."""
-        if self._running is not None and not self._stops.is_set():
-            detail = "the sidecar was told to stop while it ran; what was sent is done all the same"
-            problem = Problem("outcome_unknown", detail)
-            _log(self._running.record(state="unknown", problem=problem))
-        self._stops.set()
+        """Begin nothing more: the sidecar ends. What runs has a moment to end, for whoever waits for it."""
+        self._is_stopping = True
+        why = (
+            "the sidecar was told to stop while it ran: what was sent is done all the same, and nothing is rolled"
+            " back; the next sidecar, or the lease, ends what it began"
+        )
+        asyncio.get_running_loop().call_later(STOP_PATIENCE_S, self._cut_short, why)
 
     def _is_superseded_by(self, change: Change) -> bool:
         """Whether what runs has to give way: somebody wants normal GC now, whatever hangs."""
@@ -126,14 +131,20 @@ class Coordinator:
         """Wait no longer for what runs; what it sent may still be done, before what `change` sends."""
         running, task = self._running, self._task
         await asyncio.sleep(0)  # cancelled before it began, it would never say that it has ended
-        if running is None or task is None or task.done() or running is not self._running:
+        if task is not None and running is self._running:
+            self._cut_short(
+                f"{change.operation_id} has ended it: a forced restore waits for nothing"
+            )
+            await asyncio.wait({task})
+
+    def _cut_short(self, why: str) -> None:
+        running, task = self._running, self._task
+        if running is None or task is None or task.done():
             return
         operation = self.ledger.get(running.change.operation_id)
-        if operation is not None and operation.problem is None:  # else somebody has cancelled it
-            detail = f"{change.operation_id} has ended it: a forced restore waits for nothing"
-            running.record(problem=Problem("outcome_unknown", detail))
+        if operation is not None and operation.problem is None:  # else somebody has done it
+            running.record(problem=Problem("outcome_unknown", why))
             task.cancel()
-        await asyncio.wait({task})
 
     async def _have_run_dir(self) -> None:
         """Refuse where another sidecar controls this engine; where one did until now, know what it wanted."""
@@ -145,6 +156,8 @@ class Coordinator:
 
     def _admit(self, change: Change) -> None:
         """Refuse what may not run now."""
+        if self._is_stopping:
+            raise Problem("stopping", "the sidecar was told to stop; nothing was changed")
         if self._running is not None:
             running_id = self._running.change.operation_id
             is_restored = self._running.change.kind == "restore"

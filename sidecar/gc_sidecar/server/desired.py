@@ -142,10 +142,10 @@ def desired_from_reports(reports: list[Report]) -> Desired:
     """What processes were told by a sidecar before us (or by their environment), where no board says it."""
     newest = max(reports, key=lambda report: (report.state.generation, report.state.mode != "off"))
     state = newest.state
-    if state.mode == "off":
-        return Desired(generation=state.generation)
     remaining_ms = newest.numbers.get("lease_remaining_ms")
-    remaining_s = DEFAULT_LEASE_S if remaining_ms is None else max(0, remaining_ms) / 1000
+    if state.mode == "off" or remaining_ms is None:  # it is just leaving its policy
+        return Desired(generation=state.generation)
+    remaining_s = max(0, remaining_ms) / 1000
     return Desired(
         mode=state.mode,
         generation=state.generation,

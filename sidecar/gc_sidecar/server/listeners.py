@@ -123,7 +123,7 @@ async def _serve(services: Services, listeners: list[tuple[ASGIApp, socket.socke
         for server in servers:
             server.should_exit = True
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(services.coordinator.stop)  # which wakes it up, too
+            loop.call_soon_threadsafe(services.coordinator.stop)
 
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, stop)

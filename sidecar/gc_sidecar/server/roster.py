@@ -185,7 +185,7 @@ def _judge(
 
 def _threshold_drift(report: Report, page: PageReading | None, desired: Desired) -> Reason | None:
     thresholds = report.thresholds
-    unsure = thresholds[2] is None or (page and not page.settled)
+    unsure = thresholds[2] is None or (page and not page.is_whole)
     if unsure or desired.mode not in ("freeze", "off"):
         return None
     if (thresholds[2] == HELD_OFF) == (desired.mode == "freeze"):

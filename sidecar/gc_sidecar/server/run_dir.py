@@ -101,9 +101,7 @@ class RunDir:
             return None
         return self.board
 
-    async def write_board(
-        self, change: Callable[[Board], Board], even_if_same: bool = False
-    ) -> bool:
+    async def write_board(self, change: Callable[[Board], Board]) -> bool:
         """Replace the board by what `change` makes of it; False where that cannot be.
 
         One after the other, each from what the one before left: the end of a lease must not undo a change.
@@ -113,14 +111,12 @@ class RunDir:
         if not await self.claim():
             return False
         # To its end, whatever becomes of the caller: what we remember is what was written.
-        return await asyncio.shield(spawn(self._write_board(self.path, change, even_if_same)))
+        return await asyncio.shield(spawn(self._write_board(self.path, change)))
 
-    async def _write_board(
-        self, path: str, change: Callable[[Board], Board], even_if_same: bool
-    ) -> bool:
+    async def _write_board(self, path: str, change: Callable[[Board], Board]) -> bool:
         async with self._writing:
             board = change(self.board)
-            if board == self.board and not even_if_same:
+            if board == self.board and not self.is_board_behind:
                 return True
             try:
                 await asyncio.to_thread(write_board, path, board)
@@ -134,6 +130,11 @@ class RunDir:
             self.board = board
             self.board_fault = None
             return True
+
+    @property
+    def is_board_behind(self) -> bool:
+        """Whether what should stand on the board could not be written there."""
+        return self.board_fault is not None and self.board_fault.code == "board_not_written"
 
     async def keep(self) -> None:
         """Claim it and write the secret, where either is not so (any more)."""

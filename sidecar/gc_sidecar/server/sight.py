@@ -41,8 +41,8 @@ class PageReading:
     # its own word, on our clock.
     collecting_s: float | None
     collecting_start_s: float | None
-    # Whether the numbers were written after the description; right after a change they may be older.
-    settled: bool
+    # Whether numbers and description were published together; in the middle of a publication they may not fit.
+    is_whole: bool
     # When a young collection began that runs for longer than from one publication to the next, on our clock.
     young_start_s: float | None = None
 
@@ -76,8 +76,6 @@ class _Memory:
     heartbeat_since: float
     collecting_since: int
     collecting_seen: float
-    generation: int
-    generation_heartbeat: int | None
     full_since: int = 0
     running_since: int = 0
     running_heartbeat: int | None = None
@@ -182,9 +180,8 @@ class Sight:
         else:
             report = parse_report(content.description, content.numbers, content.collecting_since_ns)
         heartbeat = report.numbers.get("heartbeat")
-        generation = report.state.generation
         if known is None:
-            known = _Memory(heartbeat, now, report.collecting_since, now, generation, None)
+            known = _Memory(heartbeat, now, report.collecting_since, now)
         offset_ns, our_offset_ns = report.numbers.get("clock_offset_ns"), clock_offset_ns()
         differs_ns = 0 if offset_ns is None else offset_ns - our_offset_ns
         has_our_clock = known.has_our_clock or abs(differs_ns) < SAME_CLOCK_NS
@@ -209,10 +206,6 @@ class Sight:
             collecting_since=report.collecting_since,
             collecting_seen=(
                 known.collecting_seen if report.collecting_since == known.collecting_since else now
-            ),
-            generation=generation,
-            generation_heartbeat=(
-                known.generation_heartbeat if generation == known.generation else heartbeat
             ),
             full_since=full_since,
             running_since=running_since,
@@ -243,7 +236,7 @@ class Sight:
                 if running_since and not is_collecting and heartbeat != memory.running_heartbeat
                 else None
             ),
-            settled=heartbeat != memory.generation_heartbeat,
+            is_whole=content.description.get("changes") == content.numbers["changes"],
         )
         return reading, arrival, memory
 

@@ -114,10 +114,14 @@ class Watch:
 
     async def _catch_up_board(self) -> None:
         """Write what is desired where that failed before: whoever starts, or was not reached, has to find it."""
-        run_dir, desired = self._knowledge.run_dir, self._knowledge.desired
-        fault = run_dir.board_fault
-        if fault is not None and fault.code == "board_not_written" and not self._is_busy():
-            await run_dir.write_board(lambda _: board_of(desired), even_if_same=True)
+        run_dir = self._knowledge.run_dir
+
+        def caught_up(board: Board) -> Board:
+            # Asked when nobody else writes: an operation may have begun meanwhile, and it is the newer one.
+            return board if self._is_busy() else board_of(self._knowledge.desired)
+
+        if run_dir.is_board_behind and not self._is_busy():
+            await run_dir.write_board(caught_up)
 
     def _pause_s(self) -> float:
         """How long until the next look. Where no process collects much and none is held to a policy there is

@@ -1032,13 +1032,41 @@ def test_a_page_that_tells_of_an_operation_counts_its_collection_at_every_moment
     def read_after_each(fd: int, data: bytes, offset: int) -> int:
         written = write(fd, data, offset)
         publisher.assert_counts_what_it_tells_of()
+        publisher.collect()  # as another thread would: it is told of the next time
         return written
 
     monkeypatch.setattr(os, "pwrite", read_after_each)
-    for done in range(1, 4):
+    for _ in range(3):
         publisher.collect()
         publisher.publish()
-        assert publisher.assert_counts_what_it_tells_of() == done
+    monkeypatch.undo()
+    before = publisher.assert_counts_what_it_tells_of()
+    publisher.collect()
+    publisher.publish()
+    assert publisher.assert_counts_what_it_tells_of() > before
+
+
+def test_numbers_and_description_say_whether_they_were_published_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = CollectingPublisher(tmp_path)
+    publisher.publish()
+    write_description = PageWriter.write_description
+    seen = []
+
+    def are_together() -> bool:
+        content = read_page(str(tmp_path), str(publisher.name))
+        return content.numbers["changes"] == content.description["changes"]
+
+    def looked_at(page: PageWriter, described: dict[str, Any]) -> None:
+        seen.append(are_together())
+        write_description(page, described)
+        seen.append(are_together())
+
+    monkeypatch.setattr(PageWriter, "write_description", looked_at)
+    publisher.collect()
+    publisher.publish()
+    assert seen == [False, True]
 
 
 def test_a_reader_that_is_slow_finds_the_collection_of_every_operation_that_it_reads_of(

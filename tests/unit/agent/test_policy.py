@@ -674,6 +674,33 @@ def test_a_heap_that_a_graph_capture_unfroze_is_frozen_again_once_it_has_ended()
     assert drifted(subject) is None
 
 
+@pytest.mark.parametrize("asked", ["freeze", "maintain"])
+@in_own_process
+def test_who_freezes_a_heap_again_that_somebody_unfroze_sees_the_drift_end_at_once(
+    asked: str,
+) -> None:
+    subject = Subject()
+    subject.does("freeze")
+    gc.unfreeze()
+    gc.collect()
+    assert drifted(subject) == "foreign_collection"
+    assert subject.does(asked).ok
+    assert is_frozen()
+    assert subject.policy.description()["drift"] is None
+
+
+@in_own_process
+def test_a_freeze_that_is_asked_for_again_tells_what_somebody_did_that_is_left_to_them() -> None:
+    subject = Subject()
+    subject.does("freeze")
+    gc.set_threshold(500, 7, 7)
+    gc.disable()
+    assert drifted(subject) == "thresholds_changed"
+    subject.does("freeze")
+    assert gc.get_threshold() == (500, 7, HELD_OFF)
+    assert subject.policy.description()["drift"]["code"] == "gc_disabled"
+
+
 @in_own_process
 def test_what_a_maintenance_and_a_tick_do_is_no_drift() -> None:
     subject = Subject()

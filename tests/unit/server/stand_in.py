@@ -150,8 +150,8 @@ class Process:
         self.roles, self.dp_rank, self.rank = roles, dp_rank, rank
         self.engine = engine
         # fail, refuse: {"code", "detail", "kinds"}; deaf: ignores all; deaf_to_rpc, deaf_to_board;
-        # still: no heartbeat; slow_s: collects for so long; page_error: has none; starting; thresholds; drift;
-        # dead; leave: a reason; silent: acts, but does not reply; lie: replies, but its page does not show it;
+        # still: no heartbeat; slow_s: collects for so long; page_error: has none; starting; thresholds; torn;
+        # drift; dead; leave: a reason; silent: acts, but does not reply; lie: replies, its page does not show it;
         # numbers: some of the page's, as they shall be; clock_ahead_ns: of its monotonic clock. At once: collect
         # (see record), damage: sequences of full records, new_page: under another name
         self.behaviour: dict[str, Any] = dict(engine.at_birth.get(self.name, {}))
@@ -191,6 +191,7 @@ class Process:
     def fill(self, page: PageWriter) -> None:
         self.page = page
         self.described: dict[str, Any] = {}
+        self.changes = 0
         self.publish()
 
     def record(
@@ -343,9 +344,11 @@ class Process:
             return
         report = self.report()
         # Like an agent, on change. These polls are most of what the tests of the server cost.
-        if report["description"] != self.described:
-            self.page.write_description(report["description"])
+        is_new = report["description"] != self.described
+        if is_new:
             self.described = report["description"]
+            self.changes += 1
+        report["numbers"]["changes"] = self.changes + bool(self.behaviour.get("torn"))
         if self.has_news:
             for offset, ring in self.rings.items():
                 self.page.write_ring(offset, memoryview(ring))
@@ -353,6 +356,8 @@ class Process:
         words = [report["numbers"][name] for name in NUMBER_NAMES]
         packed = array.array("q", [NONE if word is None else word for word in words])
         self.page.write_numbers(memoryview(packed))
+        if is_new:
+            self.page.write_description({**report["description"], "changes": self.changes})
         self.page.header[2] = report["collecting_since_ns"]
 
     def report(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import shlex
 import time
 from collections.abc import Callable
@@ -313,6 +314,53 @@ async def test_while_the_board_cannot_be_written_rpc_does_it_and_the_board_catch
     assert (policy.kind, policy.generation) == ("restore", 2)
 
 
+async def test_what_catches_up_with_the_board_writes_what_is_wanted_by_then(
+    start_engine: StartEngine,
+    start_sidecar: StartSidecar,
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    assert (await sidecar.client.post("/gc/freeze")).status_code == 200
+    watch, its_run_dir = (
+        sidecar.services.coordinator.watch,
+        sidecar.services.coordinator.knowledge.run_dir,
+    )
+    catch_up, claim = watch._catch_up_board, its_run_dir.claim
+    catches_up = contextvars.ContextVar("catches_up", default=False)
+    is_held, may_go_on, is_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def catch_up_late() -> None:
+        if its_run_dir.is_board_behind:
+            catches_up.set(True)
+            await catch_up()
+            catches_up.set(False)
+            is_done.set()
+
+    async def claim_late() -> bool:
+        if catches_up.get():
+            is_held.set()
+            await may_go_on.wait()
+        return await claim()
+
+    monkeypatch.setattr(watch, "_catch_up_board", catch_up_late)
+    monkeypatch.setattr(its_run_dir, "claim", claim_late)
+    board = run_dir / "board.json"
+    board.unlink()
+    board.mkdir()
+    assert (await sidecar.client.post("/gc/lease?lease_s=900")).status_code == 200
+    await asyncio.wait_for(is_held.wait(), 10)
+    board.rmdir()
+    assert (await sidecar.client.post("/gc/restore")).status_code == 200
+    may_go_on.set()
+    await asyncio.wait_for(is_done.wait(), 10)
+    policy = read_board(str(run_dir)).policy
+    assert policy is not None
+    assert (policy.kind, policy.generation) == ("restore", 2)
+
+
 async def test_a_lease_that_ended_while_no_sidecar_ran_is_over(
     start_sidecar: StartSidecar, run_dir: Path
 ) -> None:
@@ -382,7 +430,7 @@ def test_a_lease_is_known_by_how_long_it_still_lasts(
     state = {"ready": True, "mode": "freeze", "generation": 3}
     numbers = {"lease_remaining_ms": int(remaining_s * 1000)}
     report = parse_report(description(state=state), numbers, 0)
-    page = PageReading("x", report, True, 0.0, None, None, settled=True)
+    page = PageReading("x", report, True, 0.0, None, None, is_whole=True)
     row = Row(report.identity.keys[0], ("worker",), "applied", None, report, page)
     (line,) = judge_lines(Command("lease", "op", 3, lease_s=60.0), (row,), (), False, age_s)
     assert line.ok is renewed

@@ -131,6 +131,22 @@ async def test_thresholds_that_do_not_fit_are_drift(
     await until_state(sidecar, "worker-0-1", "drifted")
 
 
+async def test_thresholds_are_not_judged_in_the_middle_of_a_publication(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine)
+    await sidecar.until_seen("plugin", 4)
+    # As where a policy is just ending: its thresholds are put back, and the description has yet to say so.
+    engine.set_process("worker-0-1", torn=True, thresholds=[700, 10, 1 << 30])
+    status = await sidecar.until(
+        lambda status: row(status, "worker-0-1")["gc"]["threshold"] == [700, 10, 1 << 30]
+    )
+    assert row(status, "worker-0-1")["state"] == "applied"
+    engine.set_process("worker-0-1", torn=False)
+    await until_state(sidecar, "worker-0-1", "drifted")
+
+
 async def test_a_process_that_says_what_somebody_did_to_its_gc_has_drifted_under_a_policy(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
