@@ -157,7 +157,7 @@ class Coordinator:
     def _admit(self, change: Change) -> None:
         """Refuse what may not run now."""
         if self._is_stopping:
-            raise Problem("stopping", "the sidecar was told to stop; nothing was changed")
+            raise Problem("sidecar_stopping", "the sidecar was told to stop; nothing was changed")
         if self._running is not None:
             running_id = self._running.change.operation_id
             is_restored = self._running.change.kind == "restore"

@@ -29,7 +29,7 @@ OF_FIELDS = (
 )  # fmt: skip
 OF_CHANGES = (
     *OF_FIELDS, "operation_running", "operation_id_reused", "owned_by_other", "other_sidecar",
-    "stopping", "incomplete_coverage", "rpc_desync", "engine_not_seen", "engine_unreachable",
+    "sidecar_stopping", "incomplete_coverage", "rpc_desync", "engine_not_seen", "engine_unreachable",
     "board_not_written", "outcome_unknown",
 )  # fmt: skip
 # With a path that holds an id: one with a slash in it is another path.

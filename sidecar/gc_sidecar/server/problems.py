@@ -96,7 +96,9 @@ KINDS: Mapping[str, Kind] = {
         "restart the engine where it can be, or add force=true at a moment when it may stand still",
     ),
     "no_policy": Kind(409, "No policy is in force", "POST /gc/freeze enters one"),
-    "stopping": Kind(503, "The sidecar is about to end", "ask again when the next one has started"),
+    "sidecar_stopping": Kind(
+        503, "The sidecar is about to end", "ask again when the next one has started"
+    ),
     # The engine.
     "engine_not_seen": Kind(
         503, "No process of the engine can be reached", "GET /readyz says what is missing"
