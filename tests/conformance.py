@@ -103,9 +103,10 @@ def changes(stage: Stage) -> None:
     ask("body and query", "POST", "/gc/freeze?owner=me", owner="me")
     ask("GET on an action", "GET", "/gc/freeze")
     ask("an unknown operation", "GET", "/gc/operations/nobody-asked")
-    ask("a policy that agents refuse", "PUT", "/gc/policy", mode="budget", pause_budget_ms=5)
     look("after all that")
 
+    ask("a budget", "PUT", "/gc/policy", owner="one", mode="budget", pause_budget_ms=50)
+    ask("maintain under it", "POST", "/gc/maintain", owner="one")
     ask("freeze", "POST", "/gc/freeze", owner="one", operation_id="first")
     look("frozen")
     ask("the same again", "POST", "/gc/freeze", owner="one", operation_id="first")

@@ -94,6 +94,10 @@ class SidecarProcess:
         """Status and parsed body."""
         return self._request("POST", path, body, True)
 
+    def put(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Status and parsed body."""
+        return self._request("PUT", path, body, True)
+
     def status(self) -> dict[str, Any]:
         """GET /gc."""
         code, body = self.get("/gc")

@@ -346,8 +346,15 @@ POLICY_ROW = Row(
                 "Freezes",
                 "How often GC was told, per minute, to leave alone the objects that exist "
                 "(gc.freeze), per process: once an interval under freeze, after long collections "
-                "under budget.",
-                (of_process("60 * " + by_process("sum", rate("gc_sidecar_freezes_total"))),),
+                "under budget. Beside it, how many automatic collections took longer than the "
+                "pause budget, per minute: none should.",
+                (
+                    of_process("60 * " + by_process("sum", rate("gc_sidecar_freezes_total"))),
+                    Query(
+                        f"60 * sum({rate('gc_sidecar_pauses_over_budget_total')})",
+                        "over the budget",
+                    ),
+                ),
                 unit="short",
                 empty=NO_SIDECAR,
                 look=Lines(decimals=1),

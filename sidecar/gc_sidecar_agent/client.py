@@ -124,6 +124,11 @@ class Client:
         """`POST /gc/freeze`; a field that is None is not sent, so the sidecar's default holds."""
         return self._change("/gc/freeze", fields)
 
+    def budget(self, pause_budget_ms: float, **fields: Any) -> Answer:
+        """`PUT /gc/policy` with mode `budget`."""
+        fields |= {"mode": "budget", "pause_budget_ms": pause_budget_ms}
+        return self._change("/gc/policy", fields, "PUT")
+
     def maintain(self, **fields: Any) -> Answer:
         """`POST /gc/maintain`; the answer may be `running` (202): see `wait_operation`."""
         # Said, so that both ends wait for as long.
@@ -208,10 +213,10 @@ class Client:
             _seconds(response.getheader("Retry-After")),
         )
 
-    def _change(self, path: str, fields: Fields) -> Answer:
+    def _change(self, path: str, fields: Fields, method: str = "POST") -> Answer:
         sent = {name: value for name, value in fields.items() if value is not None}
         deadline_s = sent.get("deadline_s", DEFAULT_DEADLINE_S)
-        return self.request("POST", path, sent, timeout_s=deadline_s + GRACE_S)
+        return self.request(method, path, sent, timeout_s=deadline_s + GRACE_S)
 
     def _path_of(self, answer: Answer) -> str:
         """Where to ask for the operation: by its id, for a Location may name an address only the

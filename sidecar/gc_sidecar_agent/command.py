@@ -26,6 +26,8 @@ OPERATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 DEFAULT_INTERVAL_S = 60.0
 MINIMUM_INTERVAL_S = 1.0
 DEFAULT_LEASE_S = 3600.0
+DEFAULT_BUDGET_MS = 5.0
+MINIMUM_BUDGET_MS, MAXIMUM_BUDGET_MS = 2.0, 60_000.0
 DEFAULT_DEADLINE_S = 30.0
 MINIMUM_DEADLINE_S, MAXIMUM_DEADLINE_S = 0.1, 3600.0
 MAXIMUM_SECONDS = 365 * 86400.0
@@ -209,7 +211,7 @@ _CHECKS: dict[str, Any] = {
     "owner": _is_name,
     "interval_s": _is_number(MINIMUM_INTERVAL_S, MAXIMUM_SECONDS),
     "lease_s": _is_number(0, MAXIMUM_SECONDS),
-    "pause_budget_ms": _is_number(2, 60_000, optional=True),
+    "pause_budget_ms": _is_number(MINIMUM_BUDGET_MS, MAXIMUM_BUDGET_MS, optional=True),
     "max_rss_growth_bytes": _is_count(1 << 50, optional=True),
     "collect_first": _is_flag,
     "trim": _is_flag,

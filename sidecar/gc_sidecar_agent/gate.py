@@ -16,9 +16,12 @@ from dataclasses import dataclass, replace
 
 from gc_sidecar_agent.board import Board, still_wanted
 from gc_sidecar_agent.command import (
+    DEFAULT_BUDGET_MS,
     DEFAULT_INTERVAL_S,
     DEFAULT_LEASE_S,
+    MAXIMUM_BUDGET_MS,
     MAXIMUM_SECONDS,
+    MINIMUM_BUDGET_MS,
     MINIMUM_INTERVAL_S,
     Command,
 )
@@ -28,13 +31,14 @@ logger = logging.getLogger("vllm.gc_sidecar_agent")
 POLICY_VARIABLE = "GC_SIDECAR_POLICY"
 INTERVAL_VARIABLE = "GC_SIDECAR_INTERVAL_S"
 LEASE_VARIABLE = "GC_SIDECAR_LEASE_S"
+BUDGET_VARIABLE = "GC_SIDECAR_PAUSE_BUDGET_MS"
 # The names under which the policy was published. Where dynamo itself runs, it acts on them.
 PUBLISHED_POLICY_VARIABLE = "DYN_FPM_GC_POLICY"
 PUBLISHED_INTERVAL_VARIABLE = "DYN_FPM_GC_FREEZE_INTERVAL_S"
 
-# The modes that pages and metrics speak of, and those that the environment may ask for.
+# The modes that pages and metrics speak of, and that the environment may ask for.
 POLICIES = ("off", "freeze", "budget")
-GATE_POLICIES = ("off", "freeze")
+POLICY_CHOICES = f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}"
 OWNER = "environment"
 
 
@@ -44,9 +48,10 @@ class GateError(ValueError):
 
 @dataclass(frozen=True)
 class Gate:
-    """What the environment asks for. `policy` is one of GATE_POLICIES; times in seconds."""
+    """What the environment asks for. `policy` is one of POLICIES; `pause_budget_ms` belongs to budget."""
 
     policy: str = "off"
+    pause_budget_ms: float | None = None
     interval_s: float = DEFAULT_INTERVAL_S
     lease_s: float = DEFAULT_LEASE_S
 
@@ -59,6 +64,7 @@ class Gate:
             operation_id=f"{OWNER}-{token}",
             generation=0,
             owner=OWNER,
+            pause_budget_ms=self.pause_budget_ms,
             interval_s=self.interval_s,
             lease_s=self.lease_s,
         )
@@ -90,22 +96,36 @@ def read_gate(environment: Mapping[str, str], has_dynamo: Callable[[], bool] | N
         if INTERVAL_VARIABLE not in environment:
             interval_variable = PUBLISHED_INTERVAL_VARIABLE
     policy = environment.get(policy_variable, "off")
-    if policy not in GATE_POLICIES:
-        fault = (
-            "is not available in this release (use freeze)"
-            if policy in POLICIES
-            else "is not a policy"
-        )
+    if policy not in POLICIES:
         raise GateError(
-            f"{policy_variable}={policy!r} {fault}: it may be {' or '.join(GATE_POLICIES)}, or unset,"
-            " which is off"
+            f"{policy_variable}={policy!r} is not a policy: it may be {POLICY_CHOICES}, or unset, which is off"
         )
     if policy == "off":
         return Gate()
+    budget_ms = None
+    if policy == "budget":
+        budget_ms = _number(
+            environment,
+            BUDGET_VARIABLE,
+            "milliseconds",
+            DEFAULT_BUDGET_MS,
+            MINIMUM_BUDGET_MS,
+            MAXIMUM_BUDGET_MS,
+        )
     return Gate(
         policy,
-        interval_s=_seconds(environment, interval_variable, DEFAULT_INTERVAL_S, MINIMUM_INTERVAL_S),
-        lease_s=_seconds(environment, LEASE_VARIABLE, DEFAULT_LEASE_S, 1.0),
+        budget_ms,
+        interval_s=_number(
+            environment,
+            interval_variable,
+            "seconds",
+            DEFAULT_INTERVAL_S,
+            MINIMUM_INTERVAL_S,
+            MAXIMUM_SECONDS,
+        ),
+        lease_s=_number(
+            environment, LEASE_VARIABLE, "seconds", DEFAULT_LEASE_S, 1.0, MAXIMUM_SECONDS
+        ),
     )
 
 
@@ -115,8 +135,13 @@ def this_gate() -> Gate:
     return read_gate(os.environ)
 
 
-def _seconds(
-    environment: Mapping[str, str], variable: str, default: float, minimum: float
+def _number(
+    environment: Mapping[str, str],
+    variable: str,
+    unit: str,
+    default: float,
+    minimum: float,
+    maximum: float,
 ) -> float:
     text = environment.get(variable)
     if text is None:
@@ -127,14 +152,15 @@ def _seconds(
         value = math.nan
     if not math.isfinite(value):
         logger.warning(
-            "gc-sidecar: %s=%r is not a plain number of seconds, e.g. %g; %g is used",
+            "gc-sidecar: %s=%r is not a plain number of %s, e.g. %g; %g is used",
             variable,
             text,
+            unit,
             default,
             default,
         )
         return default
-    return min(max(value, minimum), MAXIMUM_SECONDS)
+    return min(max(value, minimum), maximum)
 
 
 def _has_dynamo() -> bool:

@@ -13,7 +13,7 @@ from _thread import get_ident
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
-from gc import get_count, get_threshold, isenabled
+from gc import freeze, get_count, get_threshold, isenabled
 from time import monotonic_ns  # read from the vDSO: not a system call
 from types import CodeType, FrameType
 
@@ -31,6 +31,7 @@ from gc_sidecar_agent.page import (
 TRIGGER_CODES = {name: code for code, name in enumerate(TRIGGERS)}
 _AUTO = TRIGGER_CODES["auto"]
 _EXPLICIT = TRIGGER_CODES["explicit"]
+_NOT_ASKED_FOR = (_AUTO, _EXPLICIT)
 
 _GENERATION_INDEX = tuple(NUMBER_INDEX[f"gen{generation}_count"] for generation in range(3))
 _AUTO_BUCKETS = NUMBER_INDEX["auto_bucket0"]
@@ -40,6 +41,12 @@ _REQUESTED_TOTAL_NS = NUMBER_INDEX["requested_total_ns"]
 _FULL_RING_NEXT = NUMBER_INDEX["full_ring_next"]
 _YOUNG_RING_NEXT = NUMBER_INDEX["young_ring_next"]
 _FULL_STARTS = NUMBER_INDEX["full_starts"]
+_FREEZES = NUMBER_INDEX["freezes"]
+_FREEZES_SINCE_MAINTAIN = NUMBER_INDEX["freezes_since_maintain"]
+_OVER_BUDGET = NUMBER_INDEX["over_budget"]
+
+# Longer than any collection.
+NEVER_NS = 1 << 62
 
 # More than a page has, so that all of a page's records stay whole while they are brought there.
 RING_SLOTS = RING_RECORDS + 64
@@ -73,6 +80,14 @@ class Ring:
         self.lengths = [0] * RING_SLOTS
         self.objects = [0] * RING_SLOTS
 
+    def durations_ns(self, gc_generation: int, first: int, following: int) -> list[int]:
+        """How long those of one GC generation took among the records `first` to `following`, as far as they are
+        still there."""
+        lengths = self.lengths
+        sequences = range(max(first, following - RING_RECORDS), following)
+        found = (lengths[sequence % RING_SLOTS] for sequence in sequences)
+        return [length >> 8 for length in found if (length >> 4) & 0xF == gc_generation]
+
 
 class PauseMeter:
     """Counts collections into private words, which the agent publishes on the page. Words and rings are lists
@@ -80,6 +95,9 @@ class PauseMeter:
 
     `collecting` is the one thing that is shared while a collection runs: word HEADER_COLLECTING_SINCE_NS of
     the page's header (or of a private stand-in), so that a pause of seconds is visible while it lasts.
+
+    Automatic collections longer than `budget_ns` are counted. After a full one that took longer than
+    `freeze_after_ns`, and that no command asked for, the callback freezes; `frozen_after_ns` is the longest such.
     """
 
     __slots__ = (
@@ -87,7 +105,10 @@ class PauseMeter:
         "_requested_trigger",
         "_start_ns",
         "_trigger",
+        "budget_ns",
         "collecting",
+        "freeze_after_ns",
+        "frozen_after_ns",
         "full_ring",
         "requested_collections",
         "requested_ns",
@@ -103,6 +124,8 @@ class PauseMeter:
         # Full collections that started on the thread which asked for one, and the last one's length.
         self.requested_collections = 0
         self.requested_ns = 0
+        self.budget_ns = self.freeze_after_ns = NEVER_NS
+        self.frozen_after_ns = 0
         self._requested_thread = 0
         self._requested_trigger = _EXPLICIT
         self._start_ns = 0
@@ -191,10 +214,18 @@ class PauseMeter:
                 words[_REQUESTED_TOTAL_NS] += duration_ns
                 if trigger != _EXPLICIT:
                     self.requested_ns = duration_ns
+            if duration_ns > self.freeze_after_ns and trigger in _NOT_ASKED_FOR:
+                freeze()
+                words[_FREEZES] += 1
+                words[_FREEZES_SINCE_MAINTAIN] += 1
+                if duration_ns > self.frozen_after_ns:
+                    self.frozen_after_ns = duration_ns
             ring, next_index = self.full_ring, _FULL_RING_NEXT
         else:
             trigger = _AUTO
             ring, next_index = self.young_ring, _YOUNG_RING_NEXT
+        if duration_ns > self.budget_ns and trigger == _AUTO:
+            words[_OVER_BUDGET] += 1
         sequence = words[next_index]
         slot = sequence % RING_SLOTS
         ring.starts[slot] = start_ns

@@ -100,6 +100,7 @@ NUMBER_NAMES: tuple[str, ...] = (
     "memory_limit_bytes",  # of the process's cgroup
     "memory_current_bytes",
     "running_since_ns",  # when the collection of any generation began that ran at this publication; 0: none did
+    "over_budget",  # automatic collections that took longer than the pause budget in force
     "changes",  # of the description that belongs to these numbers; while the page has another, they do not fit
 )
 NUMBER_INDEX = {name: index for index, name in enumerate(NUMBER_NAMES)}

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,12 +22,13 @@ from gc_sidecar_agent.command import POLICY_KINDS, Command, Outcome
 from gc_sidecar_agent.memory import read_device_memory, read_memory, trim
 from gc_sidecar_agent.meter import PauseMeter
 from gc_sidecar_agent.page import NUMBER_INDEX
+from gc_sidecar_agent.rules import FreezeRule, Rule, RuleError, rule_of
 
 OFF = "off"
-# The third threshold that no count reaches. Above 2**31 - 1 set_threshold raises OverflowError.
-HELD_OFF = 1 << 30
 # How long what somebody else did to GC may last before it is put right.
 DRIFT_GRACE_S = 2.0
+# How often the collection of nothing is tried that a frozen heap needs under `budget`.
+RECOUNT_S = 5.0
 REMEMBERED_OUTCOMES = 64
 
 _FREEZES = NUMBER_INDEX["freezes"]
@@ -71,9 +72,8 @@ class Policy:
     def __init__(self, meter: PauseMeter, collector: str) -> None:
         self.mode = OFF
         self.generation = 0
-        self.settings: Command | None = (
-            None  # the command that the policy in force was entered with
-        )
+        # The command that the policy in force was entered with.
+        self.settings: Command | None = None
         self.entered_at: float | None = None
         self.reason: Reason | None = None
         self.refused: dict[str, Any] | None = None
@@ -92,6 +92,8 @@ class Policy:
         # By id, kind and generation: ids may be a script's own and come again after another policy.
         self._outcomes: OrderedDict[tuple[str, str, int], Outcome] = OrderedDict()
         self._found: Found | None = None
+        self._rule: Rule = FreezeRule()  # of the policy in force
+        self._next_recount = 0.0
         self._frozen_by_engine = False
         self._refreeze_pending = False
         self._pending_since_full = 0
@@ -195,10 +197,8 @@ class Policy:
             now = time.monotonic()
             is_since_entry = measured_at >= self.entry_measured_at
             end = self._reason_to_end(anonymous_bytes if is_since_entry else None, now)
-            if end is None and now >= self._next_tick:
-                end = self._tick(now)
-            elif end is None:
-                end = self._mind_drift(now)
+            if end is None:
+                end = self._keep(now, collect)
             if end is not None:
                 self._leave(end, collect, now + 2.0)
         finally:
@@ -257,11 +257,9 @@ class Policy:
         unsupported = UNSUPPORTED_REASONS.get(self._collector)
         if unsupported is not None:
             self._refuse(command, "collector_unsupported", unsupported)
-        if command.kind == "budget":
-            self._refuse(
-                command, "policy_unsupported", "this agent has no budget policy; use freeze"
-            )
-        if self.mode == command.kind and gc.get_threshold()[2] == HELD_OFF:
+        if command.kind == "budget" and command.pause_budget_ms is None:
+            raise PolicyError("bad_command", "a budget needs its pause_budget_ms")
+        if self._is_in_force(command):
             self._renew(command)
             try:
                 self._mend()
@@ -281,15 +279,20 @@ class Policy:
             thresholds = gc.get_threshold()
             self._found = Found(gc.isenabled(), thresholds, self._is_frozen_by_engine())
             self._found_at_entry = self._found
+        elif self.mode != command.kind and self._found is not None:
+            gc.set_threshold(*self._found.thresholds)
         self.collect_pending = self._refreeze_pending = False
         # On before anything is held off: a fork, or a signal that raises here, finds a policy that ends.
         self.mode = command.kind
         self._renew(command)
+        self._rule.let_go()
+        self._rule = rule_of(command, self._meter)
         try:
-            self._hold_off()
+            self._hold()
             self._freeze()
         except Exception as error:
             self._fail(error, collect, deadline)
+        self._recount(collect, "entry", deadline)
         self.entered_at = time.time()
         self.entry_anonymous_bytes = read_memory().anonymous_bytes
         self.entry_measured_at = time.monotonic()
@@ -320,6 +323,8 @@ class Policy:
             self._frozen_by_engine = is_heap_frozen()
         # A restore left the heap unfrozen until it is collected: what fails now must not freeze it again.
         freeze_again = self.mode != OFF or (not self.collect_pending and self._frozen_by_engine)
+        # The callback must not freeze between here and the collection.
+        self._rule.let_go()
         gc.unfreeze()
         try:
             collection = collect("maintain", deadline)
@@ -327,8 +332,10 @@ class Policy:
             if freeze_again:
                 try:
                     self._freeze()
+                    self._rule.arm()
                 except Exception as error:
                     self._fail(error, collect, deadline)
+                self._recount(collect, "maintain", deadline)
         self._meter.words[_FREEZES_SINCE_MAINTAIN] = 0
         self._meter.words[_MAINTAINS] += 1
         self._meter.words[_MAINTAIN_TOTAL_NS] += int(collection.pause_s * 1e9)
@@ -354,11 +361,20 @@ class Policy:
 
     # --- the pieces ---
 
-    def _hold_off(self) -> None:
-        threshold0, threshold1, _ = gc.get_threshold()
-        gc.set_threshold(threshold0, threshold1, HELD_OFF)
-        if gc.get_threshold()[2] != HELD_OFF:
-            raise PolicyError("collector_unsupported", "the third threshold was not accepted")
+    def _is_in_force(self, command: Command) -> bool:
+        """Whether `command` asks for the policy that is there already, and that still holds."""
+        budget_ms = self.settings.pause_budget_ms if self.settings else None
+        is_the_same = (self.mode, budget_ms) == (command.kind, command.pause_budget_ms)
+        return is_the_same and self._rule.is_held()
+
+    def _hold(self) -> None:
+        if self._found is not None:
+            self._rule.hold(self._found.thresholds)
+
+    def _recount(self, collect: Collect, trigger: str, deadline: float) -> None:
+        self._next_recount = time.monotonic() + RECOUNT_S
+        with suppress(CollectionError):  # the next poll that may tries again
+            self._rule.recount(collect, trigger, deadline)
 
     def _freeze(self) -> None:
         gc.freeze()
@@ -383,13 +399,28 @@ class Policy:
             )
         return None
 
+    def _keep(self, now: float, collect: Collect) -> Reason | None:
+        """Do what the policy in force needs from time to time; why it has to end, if it has."""
+        if self._rule.holds_full_off and now >= self._next_tick:
+            return self._tick(now)
+        end = self._mind_drift(now)
+        if end is not None or self.drift is not None:
+            return end
+        try:
+            self._rule.adapt()
+        except RuleError as error:
+            return _freeze_failed(error)
+        if self._rule.wants_recount and now >= self._next_recount:
+            self._recount(collect, "entry", now + 1.0)
+        return None
+
     def _tick(self, now: float) -> Reason | None:
         settings = self.settings
         self._next_tick = now + (settings.interval_s if settings else 60.0)
         try:
             self._freeze()
         except Exception as error:
-            return Reason("freeze_failed", f"{type(error).__name__}: {error}")
+            return _freeze_failed(error)
         return None
 
     def _mind_drift(self, now: float) -> Reason | None:
@@ -398,7 +429,8 @@ class Policy:
         before, self.drift = self.drift, self._find_drift()
         self.changes += self.drift != before
         if self.drift is None:
-            self._notice_thresholds_given_back()
+            if self._rule.holds_full_off:  # else those in force are ours, and tell nothing
+                self._notice_thresholds_given_back()
             return None
         if before is None or self.drift.code != before.code:
             self._drifted_at = now
@@ -410,7 +442,7 @@ class Policy:
         try:
             self._mend()
         except Exception as error:
-            return Reason("freeze_failed", f"{type(error).__name__}: {error}")
+            return _freeze_failed(error)
         return None
 
     def _mend(self) -> None:
@@ -421,8 +453,9 @@ class Policy:
         if self._found is not None and drift.code == "thresholds_changed":
             # The newest wish for the time after the policy.
             self._found = replace(self._found, thresholds=gc.get_threshold())
-            self._hold_off()
-        self._freeze()
+            self._hold()
+        if self._rule.holds_full_off:
+            self._freeze()
 
     def _notice_thresholds_given_back(self) -> None:
         """Who put back what they had saved under the policy wants after it what was there before."""
@@ -434,12 +467,12 @@ class Policy:
             self._found = entry
 
     def _find_drift(self) -> Reason | None:
-        thresholds = gc.get_threshold()
-        if thresholds[2] != HELD_OFF:
-            return Reason("thresholds_changed", f"somebody set the thresholds to {thresholds}")
+        if not self._rule.is_held():
+            detail = f"somebody set the thresholds to {gc.get_threshold()}"
+            return Reason("thresholds_changed", detail)
         if self._found is not None and self._found.enabled and not gc.isenabled():
             return Reason("gc_disabled", "somebody disabled GC; it is theirs to enable it again")
-        if self._foreign_full_collections() > self._full_at_freeze:
+        if self._rule.holds_full_off and self._foreign_full_collections() > self._full_at_freeze:
             detail = "somebody ran a full collection, and may have unfrozen the heap for it"
             return Reason("foreign_collection", detail)
         return None
@@ -449,7 +482,7 @@ class Policy:
 
     def _fail(self, error: Exception, collect: Collect, deadline: float) -> None:
         """A freeze failed: never leave full collections off while nobody freezes."""
-        reason = Reason("freeze_failed", f"{type(error).__name__}: {error}")
+        reason = _freeze_failed(error)
         if self.mode != OFF:
             self._leave(reason, collect, deadline)
         raise PolicyError(reason.code, reason.detail) from error
@@ -482,6 +515,7 @@ class Policy:
         return collection
 
     def _put_back(self) -> None:
+        self._rule.let_go()
         if self._found is None:
             return
         if gc.get_threshold() != self._found.thresholds:
@@ -497,7 +531,7 @@ class Policy:
             try:
                 gc.freeze()
             except Exception as error:
-                self.reason = Reason("freeze_failed", f"{type(error).__name__}: {error}")
+                self.reason = _freeze_failed(error)
         self.collect_pending = self._refreeze_pending = False
         self.changes += 1
 
@@ -531,6 +565,10 @@ class Policy:
         finally:
             if acquired:
                 self._lock.release()
+
+
+def _freeze_failed(error: Exception) -> Reason:
+    return Reason("freeze_failed", f"{type(error).__name__}: {error}")
 
 
 def _identity(command: Command) -> tuple[str, str, int]:

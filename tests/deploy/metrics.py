@@ -31,6 +31,7 @@ OF_PROCESS: Mapping[str, Labels] = {
     "uncollectable_objects_total": {"generation": GENERATION},
     "in_progress_seconds": {},
     "freezes_total": {},
+    "pauses_over_budget_total": {},
     "resident_memory_bytes": {"kind": ("anonymous", "file", "shared")},
     "resident_growth_bytes": {},
     "device_memory_bytes": {"kind": ("allocated", "reserved")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,20 @@ from tests.embedded.engine import EmbeddedEngine, run_directory, scene
 from tests.forked_sidecar import ForkedSidecar
 from tests.sidecar_process import wait_for
 from tests.vllm.real_vllm import EngineFailedError
-from tests.vllm.scene import HELD_OFF, Scene, freeze_maintain_restore, pids_of, rows_of
+from tests.vllm.scene import (
+    HELD_OFF,
+    Scene,
+    freeze_maintain_restore,
+    gen2_counts,
+    pids_of,
+    rows_of,
+)
 
 DATA_PARALLEL = {
     *("api_server-0-0", "api_server-0-1", "engine_core-0-0", "engine_core-1-0"),
     *("worker-0-0", "worker-0-1", "worker-1-0", "worker-1-1"),
 }
+WORKERS = {name for name in DATA_PARALLEL if name.startswith("worker")}
 SMALL = ("--workers=2", "--heap-objects=20000")
 LARGE = (*SMALL, "--data-parallel=2", "--api-servers=2")
 
@@ -128,15 +137,18 @@ def test_what_somebody_does_to_gc_under_a_policy_is_named_and_mended_where_it_is
         assert large.gc_state(pids) == before
 
 
-def test_the_environment_alone_polices_every_process(tmp_path: Path) -> None:
-    with scene(tmp_path, *SMALL, env={"GC_SIDECAR_POLICY": "freeze"}) as running:
+@pytest.mark.parametrize(("policy", "third"), [("freeze", HELD_OFF), ("budget", 0)])
+def test_the_environment_alone_polices_every_process(
+    tmp_path: Path, policy: str, third: int
+) -> None:
+    with scene(tmp_path, *SMALL, env={"GC_SIDECAR_POLICY": policy}) as running:
         names = {"api_server 0", "engine_core dp0", "worker dp0 r0", "worker dp0 r1"}
         pids = {name: running.engine.pids(name)[0] for name in names}  # type: ignore[attr-defined]
 
-        def frozen() -> bool:
-            return all(s["threshold"][2] == HELD_OFF for s in running.gc_state(pids).values())
+        def have_it() -> bool:
+            return all(s["threshold"][2] == third for s in running.gc_state(pids).values())
 
-        wait_for("all are frozen", frozen)
+        wait_for("all have it", have_it)
 
 
 def test_a_restore_that_an_earlier_sidecar_left_does_not_cancel_the_environments_policy(
@@ -176,3 +188,26 @@ def test_an_environment_that_asks_for_nonsense_keeps_it_from_starting(tmp_path: 
         scene(tmp_path, *SMALL, env={"GC_SIDECAR_POLICY": "frozen"}),
     ):
         pass
+
+
+@pytest.mark.parametrize("transport", ["plugin", "board"])
+def test_a_budget_is_kept_by_every_process_until_it_is_restored(
+    large: Scene, transport: str
+) -> None:
+    with large.sidecar(f"budget-{transport}", engine=transport != "board") as sidecar:
+        pids = pids_of(sidecar.wait_for_coverage(8))
+        before = large.gc_state(pids)
+        code, body = sidecar.put("/gc/policy", {"mode": "budget", "pause_budget_ms": 50})
+        assert code == 200, body
+        assert all(state["threshold"][2] == 0 for state in large.gc_state(pids).values())
+        seen = gen2_counts(sidecar.status())
+        deadline = time.monotonic() + 30
+        while not all(gen2_counts(sidecar.status())[name] > seen[name] for name in WORKERS):
+            assert time.monotonic() < deadline, "full collections do not go on"
+            large.engine.stream_completions(4, max_tokens=32)
+        code, body = sidecar.post("/gc/maintain")
+        assert code == 200, body
+        row = rows_of(sidecar.status())["worker-0-0"]
+        assert (row["mode"], row["freezes"]["since_maintain"]) == ("budget", 0)
+        assert sidecar.post("/gc/restore")[0] == 200
+        wait_for("all are as found", lambda: large.gc_state(pids) == before)

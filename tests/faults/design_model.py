@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from gc_sidecar_agent.board import Board
-from gc_sidecar_agent.policy import HELD_OFF
+from gc_sidecar_agent.rules import HELD_OFF
 from tests.faults.tiny_engine import PLACES, Found, Place
 from tests.faults.tiny_process import DRIFT_GRACE_S
 
@@ -21,6 +21,9 @@ DEFAULT_LEASE_S = 3600.0
 LATE_S = 10.0
 # The third threshold that somebody else sets.
 MEDDLED = 9
+POLICIES = ("freeze", "budget")
+# So long that no collection of a tiny process has its thresholds adapted.
+BUDGET_MS = 1000.0
 
 
 class Disagreement(AssertionError):
@@ -29,7 +32,7 @@ class Disagreement(AssertionError):
 
 @dataclass(frozen=True)
 class Ask:
-    """A request to change something. `kind` is freeze, restore, maintain or lease."""
+    """A request to change something. `kind` is freeze, budget, restore, maintain or lease."""
 
     kind: str
     owner: str = "anonymous"
@@ -47,12 +50,14 @@ class Ask:
         """Its body."""
         fields: dict[str, Any] = {"owner": self.owner, "force": self.force}
         fields["allow_partial"] = self.allow_partial
-        if self.kind == "freeze":
+        if self.kind in POLICIES:
             fields["interval_s"] = self.interval_s
             fields["collect_first"] = self.collect_first
             fields["max_rss_growth_bytes"] = self.max_rss_growth_bytes
-        if self.kind in ("freeze", "lease") and self.lease_s is not None:
+        if self.kind in (*POLICIES, "lease") and self.lease_s is not None:
             fields["lease_s"] = self.lease_s
+        if self.kind == "budget":
+            fields |= {"mode": "budget", "pause_budget_ms": BUDGET_MS}
         return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -101,8 +106,10 @@ class Process:
 
     is_alive: bool = True
     policy: Wanted = field(default_factory=Wanted)
-    # When somebody else changed its third threshold under a policy, which is put right where it lasts.
+    # When somebody else changed its third threshold under a policy, which is put right where it lasts; then it is
+    # what they want after the policy.
     meddled_at: float | None = None
+    wants_meddled: bool = False
 
     @property
     def is_meddled_with(self) -> bool:
@@ -139,7 +146,7 @@ class Model:
             if process.policy.is_on and process.policy.lease_ends <= now:
                 self._leave(place)
             if process.meddled_at is not None and process.meddled_at + DRIFT_GRACE_S <= now:
-                process.meddled_at = None
+                process.meddled_at, process.wants_meddled = None, True
             board = self.board
             if board is None or board.generation <= process.policy.generation:
                 continue
@@ -204,16 +211,17 @@ class Model:
             _expect(answer, (409,), "owned_by_other")
         else:
             {
-                "freeze": self._take_freeze,
+                "freeze": self._take_policy,
+                "budget": self._take_policy,
                 "restore": self._take_restore,
                 "maintain": self._take_maintain,
                 "lease": self._take_lease,
             }[ask.kind](ask, answer, began, now)
 
-    def _take_freeze(self, ask: Ask, answer: Answer, began: float, now: float) -> None:
+    def _take_policy(self, ask: Ask, answer: Answer, began: float, now: float) -> None:
         before = self.wanted
         new = Wanted(
-            "freeze", 0, ask.owner, ask.interval_s, ask.max_rss_growth_bytes, lease_s=ask.lease_s
+            ask.kind, 0, ask.owner, ask.interval_s, ask.max_rss_growth_bytes, lease_s=ask.lease_s
         )
         is_the_same = before.is_on and before.asks_the_same(new)
         if ask.lease_s is None:
@@ -363,7 +371,7 @@ class Model:
             lease_ends = now + real["lease_s"] if real["lease_s"] is not None else 0.0
             policy = Wanted(real["mode"], real["generation"], real["owner"], lease_ends=lease_ends)
             self.processes[place].policy = policy
-            if not policy.is_on or real["thresholds"][2] == HELD_OFF:
+            if not policy.is_on or real["thresholds"][2] != MEDDLED:
                 self.processes[place].meddled_at = None
             if not real["cycles"]:
                 self.cycles.discard(place)
@@ -412,6 +420,25 @@ class Model:
             return f"the coverage is {status['coverage']}, not {coverage}"
         return None
 
+    def thresholds_of(self, place: Place) -> list[int]:
+        """What a process that nobody meddles with has for thresholds."""
+        process = self.processes[place]
+        first, second, third = self.found.thresholds
+        if process.wants_meddled:
+            third = MEDDLED
+        return {
+            "off": [first, second, third],
+            "freeze": [first, second, HELD_OFF],
+            "budget": [min(first, 700), min(second, 10), 0],
+        }[process.policy.mode]
+
+    def differs_from_board(self, board: Board) -> str | None:
+        """What stands on the board otherwise, if anything."""
+        left = board.policy
+        shown = left and ("off" if left.kind == "restore" else left.kind, left.generation)
+        wanted = self.board and (self.board.mode, self.board.generation)
+        return None if shown == wanted else f"the board has {shown}, not {wanted}"
+
     def differs_from_truth(self, truth: dict[Place, dict[str, Any]], now: float) -> str | None:
         """What a process really is otherwise, if anything."""
         for place, real in truth.items():
@@ -426,9 +453,7 @@ class Model:
                 "is_pending": False,
                 "agent_error": None,
             }
-            thresholds = [*self.found.thresholds]
-            if has.is_on:
-                thresholds[2] = HELD_OFF
+            thresholds = self.thresholds_of(place)
             if process.is_meddled_with:
                 thresholds[2] = MEDDLED
             expected["thresholds"] = thresholds

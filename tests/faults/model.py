@@ -44,15 +44,17 @@ AGREE_WITHIN_S = 20.0
 LIMIT_BYTES = 64 << 20
 # No lease is left to end by itself, by the real time that a step takes on a loaded machine.
 LEAST_LEFT_S = 30.0
-PATHS = {kind: f"/gc/{kind}" for kind in ("freeze", "restore", "maintain", "lease")}
+PATHS = {kind: f"/gc/{kind}" for kind in ("freeze", "restore", "maintain", "lease")} | {
+    "budget": POLICY_PATH
+}
 STANDSTILL_DEADLINE_S = 0.3
 
 OWNERS = st.sampled_from(("anonymous", "bench-1", "bench-2"))
 MOSTLY_NOT = st.sampled_from((False, False, False, True))
 LEASES = st.sampled_from((None, 300.0, 900.0, 5000.0))
-FREEZES = st.builds(
+POLICY_ASKS = st.builds(
     Ask,
-    kind=st.just("freeze"),
+    kind=st.sampled_from(("freeze", "freeze", "budget")),
     owner=OWNERS,
     force=MOSTLY_NOT,
     allow_partial=MOSTLY_NOT,
@@ -138,9 +140,9 @@ class Machine(RuleBasedStateMachine):
     # --- what somebody asks for ---
 
     @precondition(lambda self: self.sidecar)
-    @rule(ask=FREEZES, by_policy=st.booleans(), again=MOSTLY_NOT)
-    def freeze(self, ask: Ask, by_policy: bool, again: bool) -> None:
-        self.ask(ask, again, {"mode": "freeze"} if by_policy else None)
+    @rule(ask=POLICY_ASKS, by_policy=st.booleans(), again=MOSTLY_NOT)
+    def enter(self, ask: Ask, by_policy: bool, again: bool) -> None:
+        self.ask(ask, again, {"mode": ask.kind} if by_policy else None)
 
     @precondition(lambda self: self.sidecar)
     @rule(ask=OTHERS, again=MOSTLY_NOT)
@@ -153,7 +155,7 @@ class Machine(RuleBasedStateMachine):
         self.ask(Ask(kind, self.model.wanted.owner or "anonymous", lease_s=lease_s))
 
     @precondition(lambda self: self.sidecar and self.model.alive)
-    @rule(ask=FREEZES)
+    @rule(ask=POLICY_ASKS)
     def two_ask_at_once(self, ask: Ask) -> None:
         assert self.sidecar is not None
         asks = [Ask(**{**vars(ask), "force": True}), Ask("maintain", ask.owner, force=True)]
@@ -244,7 +246,7 @@ class Machine(RuleBasedStateMachine):
     @rule(place=SOME_PLACE, how=st.sampled_from(("meddle", "grow", "stand still")))
     def a_process_misbehaves(self, place: Place, how: str) -> None:
         """Its thresholds are changed, it grows beyond its limit, or it stands still, where it can."""
-        if how == "meddle" and self.has_policy(place):
+        if how == "meddle" and self.model.processes[place].is_alive and self.is_frozen(place):
             self.somebody_changes_thresholds(place)
         elif how == "grow" and self.is_limited(place):
             self.grow(place)
@@ -273,6 +275,10 @@ class Machine(RuleBasedStateMachine):
         """Whether a process lives and is under a policy."""
         process = self.model.processes[place]
         return process.is_alive and process.policy.is_on
+
+    def is_frozen(self, place: Place) -> bool:
+        """Whether it is under `freeze`."""
+        return self.model.processes[place].policy.mode == "freeze"
 
     def is_limited(self, place: Place) -> bool:
         """Whether it leaves its policy when it grows."""
@@ -330,13 +336,15 @@ class Machine(RuleBasedStateMachine):
         self.agree()
 
     @precondition(lambda self: self.sidecar)
-    @rule(ask=st.one_of(FREEZES, OTHERS), after_s=st.sampled_from((0.0, 0.001, 0.004, 0.01, 0.03)))
+    @rule(
+        ask=st.one_of(POLICY_ASKS, OTHERS), after_s=st.sampled_from((0.0, 0.001, 0.004, 0.01, 0.03))
+    )
     def the_sidecar_is_killed_in_the_middle(self, ask: Ask, after_s: float) -> None:
         """Whatever it had done by then: who starts next finds out, and says nothing that is not so."""
         assert self.sidecar is not None
         self.note("kill_sidecar_in_the_middle", f"after {after_s:g} s of {ask}")
         before, may = self.model.wanted, {self.model.wanted.mode}
-        may |= {"freeze": {"freeze"}, "restore": {"off"}}.get(ask.kind, set())
+        may |= {"freeze": {"freeze"}, "budget": {"budget"}, "restore": {"off"}}.get(ask.kind, set())
         answering = self.loop.create_task(self.sidecar.change(PATHS[ask.kind], ask.fields()))
         self.do(asyncio.sleep(after_s))
         answering.cancel()
@@ -405,6 +413,8 @@ class Machine(RuleBasedStateMachine):
         differs = self.model.differs_from_truth(self.do(self.engine.truth()), now)
         if differs is None and self.sidecar is not None:
             differs = self.model.differs_from_status(self.status())
+            # It may be killed next, and must not be in the middle of writing that then.
+            differs = differs or self.model.differs_from_board(self.read_board())
         if self.world.mistakes.found:
             raise self.disagreement(self.world.mistakes.found.pop())
         return differs
@@ -437,8 +447,7 @@ class Machine(RuleBasedStateMachine):
             self.time.pass_s(10_000.0)
         self.agree()
         for place, real in self.do(self.engine.truth()).items():
-            found = self.model.found
-            normal = [True, list(found.thresholds), found.frozen]
+            normal = [True, self.model.thresholds_of(place), self.model.found.frozen]
             if [real["is_enabled"], real["thresholds"], real["is_frozen"]] != normal:
                 raise self.disagreement(f"{place} is left with {real}")
 

@@ -19,7 +19,7 @@ STEPS = int(ASKED or 2000)
 PARTS = 2
 # Each has to have come, or the model has shown nothing about it. Rarer ones come in most runs.
 KINDS = {
-    *("freeze", "restore", "maintain", "lease", "two_ask_at_once", "time_passes"),
+    *("freeze", "budget", "restore", "maintain", "lease", "two_ask_at_once", "time_passes"),
     *("kill", "start_engine", "kill_sidecar", "kill_sidecar_in_the_middle"),
 }
 

@@ -27,7 +27,7 @@ from gc_sidecar.server.claim import CLAIM_NAME
 from gc_sidecar_agent.board import BOARD_NAME, BOARD_VERSION
 from gc_sidecar_agent.endpoint import TOKEN_NAME
 from gc_sidecar_agent.page import MAGIC, PAGE_BYTES, VERSION, create_page, list_pages, page_name
-from gc_sidecar_agent.policy import HELD_OFF
+from gc_sidecar_agent.rules import HELD_OFF
 from tests.faults.controlled_time import SIDECAR_MODULES, SIDECAR_MODULES_THAT_DATE
 from tests.faults.tiny_engine import PLACES, Found, Nursery, TinyEngine, nursery
 from tests.faults.tiny_process import DRIFT_GRACE_S

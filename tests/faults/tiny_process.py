@@ -165,7 +165,7 @@ class Life:
 
     def plant(self, _: None) -> None:
         """Cyclic garbage; under a policy a freeze has caught it already."""
-        plant = plant_frozen_cycle if self.agent.policy.mode == "freeze" else plant_cycle
+        plant = plant_cycle if self.agent.policy.mode == "off" else plant_frozen_cycle
         self.cycles = [plant()]
 
     def collect(self, _: None) -> None:

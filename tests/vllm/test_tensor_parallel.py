@@ -140,6 +140,23 @@ def test_restore_puts_back_what_was_there(tp2: Scene, sidecar: SidecarProcess) -
     )
 
 
+def test_a_budget_is_kept_by_every_process_until_it_is_restored(
+    tp2: Scene, sidecar: SidecarProcess
+) -> None:
+    pids = pids_of(sidecar.wait_for_coverage(4))
+    before = tp2.gc_state(pids)
+    code, body = sidecar.put("/gc/policy", {"mode": "budget", "pause_budget_ms": 50})
+    assert code == 200, body
+    assert all(state["threshold"][2] == 0 for state in tp2.gc_state(pids).values())
+    tp2.engine.stream_completions(8)
+    assert sidecar.post("/gc/maintain")[0] == 200
+    rows = rows_of(sidecar.status())
+    assert {(row["mode"], row["state"]) for row in rows.values()} == {("budget", "applied")}
+    assert {row["freezes"]["since_maintain"] for row in rows.values()} == {0}
+    assert sidecar.post("/gc/restore")[0] == 200
+    wait_for("all are as found", lambda: tp2.gc_state(pids) == before)
+
+
 def test_a_failing_worker_answers_with_a_code_and_later_calls_stay_in_step(
     tp2: Scene, sidecar: SidecarProcess
 ) -> None:

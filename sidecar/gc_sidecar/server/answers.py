@@ -64,6 +64,13 @@ class PausesByGeneration(TypedDict):
     gen2: PauseTotals
 
 
+class Freezes(TypedDict):
+    """How often a process's heap was frozen."""
+
+    count: int | None
+    since_maintain: int | None
+
+
 class Memory(TypedDict):
     """A process's memory, and that of its device."""
 
@@ -93,6 +100,8 @@ class ProcessRow(TypedDict):
     drifts: dict[str, int] | None
     gc: Collector
     pauses: PausesByGeneration
+    pauses_over_budget: int | None
+    freezes: Freezes
     collecting_for_s: float | None
     memory: Memory
 

@@ -133,6 +133,11 @@ _SINGLE: tuple[tuple[str, _Family, str, Callable[[Row, Report, PauseLog], float]
         lambda row, report, log: float(report.number("freezes")),
     ),
     (
+        "pauses_over_budget", CounterMetricFamily,
+        "Automatic collections that took longer than the pause budget in force.",
+        lambda row, report, log: float(report.number("over_budget")),
+    ),
+    (
         "reclaimed_objects", CounterMetricFamily, "Objects that maintenance collected.",
         lambda row, report, log: float(report.number("reclaimed_objects")),
     ),

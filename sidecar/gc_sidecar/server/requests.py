@@ -34,8 +34,10 @@ from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import (
     DEFAULT_DEADLINE_S,
     DEFAULT_INTERVAL_S,
+    MAXIMUM_BUDGET_MS,
     MAXIMUM_DEADLINE_S,
     MAXIMUM_SECONDS,
+    MINIMUM_BUDGET_MS,
     MINIMUM_DEADLINE_S,
     MINIMUM_INTERVAL_S,
     OPERATION_ID,
@@ -66,7 +68,7 @@ def _operation_id(value: str) -> str:
     return value
 
 
-def _seconds(minimum: float, maximum: float) -> Any:
+def _between(minimum: float, maximum: float) -> Any:
     return Field(ge=minimum, le=maximum, allow_inf_nan=False)
 
 
@@ -82,13 +84,13 @@ OperationId = Annotated[
     AfterValidator(_operation_id),
     Field(json_schema_extra={"pattern": f"^{OPERATION_ID.pattern}$"}),
 ]
-Interval = Annotated[float, _seconds(MINIMUM_INTERVAL_S, MAXIMUM_SECONDS)]
-Lease = Annotated[float, _seconds(1.0, MAXIMUM_SECONDS)]
-Deadline = Annotated[float, _seconds(MINIMUM_DEADLINE_S, MAXIMUM_DEADLINE_S)]
+Interval = Annotated[float, _between(MINIMUM_INTERVAL_S, MAXIMUM_SECONDS)]
+Lease = Annotated[float, _between(1.0, MAXIMUM_SECONDS)]
+Deadline = Annotated[float, _between(MINIMUM_DEADLINE_S, MAXIMUM_DEADLINE_S)]
 Growth = Annotated[int, Field(ge=0, le=1 << 50)]
-PauseBudget = Annotated[float, _seconds(2.0, 60_000.0)]
-Milliseconds = Annotated[float, _seconds(0.0, 1000 * MAXIMUM_SECONDS)]
-Share = Annotated[float, _seconds(0.0, 1.0)]
+PauseBudget = Annotated[float, _between(MINIMUM_BUDGET_MS, MAXIMUM_BUDGET_MS)]
+Milliseconds = Annotated[float, _between(0.0, 1000 * MAXIMUM_SECONDS)]
+Share = Annotated[float, _between(0.0, 1.0)]
 Rank = Annotated[int, Field(ge=0, le=MAXIMUM_RANK)]
 Fields = TypeVar("Fields", bound=BaseModel)
 

@@ -13,7 +13,7 @@ from gc_sidecar.server.desired import Desired
 from gc_sidecar.server.reports import MAXIMUM_PROCESSES, Key, Reason, Report
 from gc_sidecar.server.sight import PageReading, Snapshot, UnreadablePage
 from gc_sidecar_agent.agent import ROLES
-from gc_sidecar_agent.policy import HELD_OFF
+from gc_sidecar_agent.rules import HELD_OFF
 
 STATES = ("applied", "pending", "drifted", "stale", "gone", "uncovered", "refused")
 

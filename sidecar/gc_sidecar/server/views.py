@@ -96,6 +96,11 @@ def row_view(row: Row) -> answers.ProcessRow:
             "gen1": _pause_view(report, 1),
             "gen2": _pause_view(report, 2),
         },
+        "pauses_over_budget": numbers.get("over_budget"),
+        "freezes": {
+            "count": numbers.get("freezes"),
+            "since_maintain": numbers.get("freezes_since_maintain"),
+        },
         "collecting_for_s": None if collecting_s is None else round(collecting_s, 3),
         "memory": {
             "anonymous_bytes": numbers.get("anonymous_bytes"),

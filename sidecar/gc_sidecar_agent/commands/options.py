@@ -151,6 +151,34 @@ def describe(parser: argparse.ArgumentParser, description: str, examples: str) -
     parser.epilog = f"examples:\n{examples}\n{UNITS_NOTE}\n{EXIT_CODES}"
 
 
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of every verb that enters a policy."""
+    add_option(
+        parser,
+        "--lease",
+        duration,
+        metavar="DURATION",
+        help="how long the policy lasts without renewal (default 1h)",
+    )
+    add_option(
+        parser,
+        "--max-rss-growth-bytes",
+        size,
+        metavar="SIZE",
+        help="a process whose memory grows by more than this restores itself",
+    )
+    add_switch(parser, "--no-collect-first", help="do not collect before the first freeze")
+
+
+def policy_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """What these flags say, as fields of a request."""
+    return {
+        "lease_s": args.lease,
+        "max_rss_growth_bytes": args.max_rss_growth_bytes,
+        "collect_first": False if args.no_collect_first else None,
+    }
+
+
 def change_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of those flags; what nobody said is None."""
     return {

@@ -5,6 +5,7 @@ Whatever a sidecar of another version leaves out is shown as a dash, never as a 
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -229,6 +230,20 @@ def show_change(document: dict[str, Any]) -> str:
         return "done"
     lines = operation_table(operation)
     return f"{headline(operation)}\n\n{lines}" if lines else headline(operation)
+
+
+def show_policy_change(document: dict[str, Any]) -> str:
+    """The same for a policy that was entered: also when it ends, and how to end it."""
+    lines = [show_change(document), ""]
+    lease = document.get("lease")
+    if isinstance(lease, dict):
+        ends = word(lease.get("expires_at"))
+        lines.append(f"the lease ends at {ends}: ask again as the same owner to renew it")
+    operation = document.get("operation")
+    owner = operation.get("owner") if isinstance(operation, dict) else None
+    named = f" --owner {shlex.quote(word(owner))}" if owner not in (None, "anonymous") else ""
+    lines.append(f"back to normal with: gc-sidecar restore{named}")
+    return "\n".join(lines)
 
 
 def headline(operation: dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ def check_gate(site: Site) -> Iterator[Finding]:
         yield error(
             "gate",
             f"{failure}: the engine does not start",
-            f"set {gate.POLICY_VARIABLE} to {' or '.join(gate.GATE_POLICIES)}, or unset it and use the sidecar",
+            f"set {gate.POLICY_VARIABLE} to {gate.POLICY_CHOICES}, or unset it and use the sidecar",
         )
         return
     finally:

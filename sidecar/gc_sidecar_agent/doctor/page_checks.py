@@ -15,7 +15,7 @@ import gc_sidecar_agent
 from gc_sidecar_agent.doctor.findings import Finding, error, ok, some, warning
 from gc_sidecar_agent.doctor.site import RUN_DIR_VARIABLE, Site, living_pages
 from gc_sidecar_agent.page import PageContent
-from gc_sidecar_agent.policy import HELD_OFF
+from gc_sidecar_agent.rules import HELD_OFF
 
 # Long enough for several heartbeats: what is odd in both readings is odd.
 PAGES_AGAIN_S = 0.3

@@ -82,7 +82,7 @@ class StandInSidecar:
                 self.end_headers()
                 self.wfile.write(text.encode())
 
-            do_GET = do_POST = answer
+            do_GET = do_POST = do_PUT = answer
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

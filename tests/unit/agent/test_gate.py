@@ -41,15 +41,27 @@ def test_freeze_asks_for_a_policy_with_the_usual_interval_and_lease() -> None:
 def test_any_other_value_is_an_error_that_names_the_variable(variable: str, value: str) -> None:
     with pytest.raises(GateError, match=variable) as caught:
         read_gate({variable: value}, no_dynamo)
-    assert "is not a policy: it may be off or freeze, or unset" in str(caught.value)
+    assert "is not a policy: it may be off, freeze or budget, or unset" in str(caught.value)
 
 
-def test_budget_is_an_error_until_agents_have_it() -> None:
-    with pytest.raises(GateError) as caught:
-        read_gate({"GC_SIDECAR_POLICY": "budget"})
-    assert "GC_SIDECAR_POLICY='budget' is not available in this release (use freeze)" in str(
-        caught.value
-    )
+@pytest.mark.parametrize(
+    ("given", "budget_ms"), [({}, 5.0), ({"GC_SIDECAR_PAUSE_BUDGET_MS": "12.5"}, 12.5)]
+)
+def test_budget_has_its_pause(given: dict[str, str], budget_ms: float) -> None:
+    command = read_gate({"GC_SIDECAR_POLICY": "budget", **given}).command("t")
+    assert command is not None
+    assert (command.kind, command.pause_budget_ms) == ("budget", budget_ms)
+    freeze = read_gate({"GC_SIDECAR_POLICY": "freeze", **given}).command("t")
+    assert freeze is not None
+    assert freeze.pause_budget_ms is None
+
+
+@pytest.mark.parametrize(("text", "budget_ms"), [("5ms", 5.0), ("0.1", 2.0), ("1e9", 60_000.0)])
+def test_a_budget_that_no_agent_takes_is_brought_into_its_range(
+    text: str, budget_ms: float
+) -> None:
+    environment = {"GC_SIDECAR_POLICY": "budget", "GC_SIDECAR_PAUSE_BUDGET_MS": text}
+    assert read_gate(environment).pause_budget_ms == budget_ms
 
 
 def test_a_lease_with_a_unit_is_warned_of_and_an_hour(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ from gc_sidecar_agent.board import Board, Lease, write_board
 from gc_sidecar_agent.command import METHOD, Command
 from gc_sidecar_agent.page import list_pages, read_page
 from gc_sidecar_agent.plugin import HOOKS, register
-from gc_sidecar_agent.policy import HELD_OFF
+from gc_sidecar_agent.rules import HELD_OFF
 from tests.unit.agent.own_process import in_own_process
 from tests.unit.agent.stand_in_vllm import vllm_on_path
 from tests.unit.agent.waiting import wait_until

@@ -26,7 +26,8 @@ from gc_sidecar_agent.collector import FREE_THREADED, GENERATIONAL, INCREMENTAL,
 from gc_sidecar_agent.command import Command, Outcome
 from gc_sidecar_agent.meter import PauseMeter
 from gc_sidecar_agent.page import NUMBER_INDEX
-from gc_sidecar_agent.policy import DRIFT_GRACE_S, HELD_OFF, OFF, REMEMBERED_OUTCOMES, Policy
+from gc_sidecar_agent.policy import DRIFT_GRACE_S, OFF, REMEMBERED_OUTCOMES, Policy
+from gc_sidecar_agent.rules import HELD_OFF
 from tests.unit.agent.garbage import (
     Cycle,
     collect_automatically,
@@ -1211,7 +1212,7 @@ def test_what_it_says_of_itself_is_json_in_every_state() -> None:
     subject = Subject()
     shown = [subject.policy.description()]
     for kind, fields in (
-        ("budget", {}),
+        ("budget", {"pause_budget_ms": 5}),
         ("freeze", {"owner": "bench", "max_rss_growth_bytes": 5}),
         ("maintain", {}),
         ("restore", {}),
@@ -1227,7 +1228,7 @@ def test_what_it_says_of_itself_is_json_in_every_state() -> None:
     assert subject.policy.changes > changes
     shown.append(subject.policy.description())
     assert json.loads(json.dumps(shown)) == shown
-    assert [state["mode"] for state in shown] == ["off", "off", "freeze", "freeze", "off", "off"]
+    assert [state["mode"] for state in shown] == ["off", "budget", "freeze", "freeze", "off", "off"]
     assert shown[2]["owner"] == "bench"
     assert shown[-1]["reason"]["code"] == "lease_expired"
     assert shown[-1]["exits"] == {"restored": 1, "lease_expired": 1}

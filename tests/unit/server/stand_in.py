@@ -39,7 +39,7 @@ from gc_sidecar_agent.page import (
     create_page,
     page_name,
 )
-from gc_sidecar_agent.policy import HELD_OFF
+from gc_sidecar_agent.rules import HELD_OFF
 
 POLL_S = 0.02
 MODES = {"freeze": "freeze", "budget": "budget", "restore": "off"}

@@ -625,7 +625,7 @@ async def test_an_engine_that_starts_is_waited_for(
     for name in TP2:
         engine.set_process(name, starting=True)
     sidecar = await start_sidecar(engine)
-    await sidecar.until_seen("board", 4)
+    await sidecar.until(lambda s: [row["ready"] for row in s["processes"]] == [False] * 4)
     ready = await sidecar.open_client.get("/readyz")
     assert "engine_starting" in {reason["code"] for reason in ready.json()["reasons"]}
     change = asyncio.create_task(sidecar.client.post("/gc/freeze"))

@@ -44,6 +44,7 @@ METRICS: dict[str, tuple[str, set[str]]] = {
     "gc_sidecar_uncollectable_objects": ("counter", PROCESS | {"generation"}),
     "gc_sidecar_in_progress_seconds": ("gauge", PROCESS),
     "gc_sidecar_freezes": ("counter", PROCESS),
+    "gc_sidecar_pauses_over_budget": ("counter", PROCESS),
     "gc_sidecar_resident_memory_bytes": ("gauge", PROCESS | {"kind"}),
     "gc_sidecar_resident_growth_bytes": ("gauge", PROCESS),
     "gc_sidecar_device_memory_bytes": ("gauge", PROCESS | {"kind"}),
