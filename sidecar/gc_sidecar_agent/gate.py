@@ -102,30 +102,12 @@ def read_gate(environment: Mapping[str, str], has_dynamo: Callable[[], bool] | N
         )
     if policy == "off":
         return Gate()
-    budget_ms = None
-    if policy == "budget":
-        budget_ms = _number(
-            environment,
-            BUDGET_VARIABLE,
-            "milliseconds",
-            DEFAULT_BUDGET_MS,
-            MINIMUM_BUDGET_MS,
-            MAXIMUM_BUDGET_MS,
-        )
+    budget_ms = _budget_ms(environment) if policy == "budget" else None
     return Gate(
         policy,
         budget_ms,
-        interval_s=_number(
-            environment,
-            interval_variable,
-            "seconds",
-            DEFAULT_INTERVAL_S,
-            MINIMUM_INTERVAL_S,
-            MAXIMUM_SECONDS,
-        ),
-        lease_s=_number(
-            environment, LEASE_VARIABLE, "seconds", DEFAULT_LEASE_S, 1.0, MAXIMUM_SECONDS
-        ),
+        interval_s=_seconds(environment, interval_variable, DEFAULT_INTERVAL_S, MINIMUM_INTERVAL_S),
+        lease_s=_seconds(environment, LEASE_VARIABLE, DEFAULT_LEASE_S, 1.0),
     )
 
 
@@ -135,13 +117,22 @@ def this_gate() -> Gate:
     return read_gate(os.environ)
 
 
-def _number(
-    environment: Mapping[str, str],
-    variable: str,
-    unit: str,
-    default: float,
-    minimum: float,
-    maximum: float,
+def _budget_ms(environment: Mapping[str, str]) -> float:
+    text = environment.get(BUDGET_VARIABLE, f"{DEFAULT_BUDGET_MS:g}")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not MINIMUM_BUDGET_MS <= value <= MAXIMUM_BUDGET_MS:
+        raise GateError(
+            f"{BUDGET_VARIABLE}={text!r} is not a plain number of milliseconds from {MINIMUM_BUDGET_MS:g} to"
+            f" {MAXIMUM_BUDGET_MS:g}"
+        )
+    return value
+
+
+def _seconds(
+    environment: Mapping[str, str], variable: str, default: float, minimum: float
 ) -> float:
     text = environment.get(variable)
     if text is None:
@@ -152,15 +143,14 @@ def _number(
         value = math.nan
     if not math.isfinite(value):
         logger.warning(
-            "gc-sidecar: %s=%r is not a plain number of %s, e.g. %g; %g is used",
+            "gc-sidecar: %s=%r is not a plain number of seconds, e.g. %g; %g is used",
             variable,
             text,
-            unit,
             default,
             default,
         )
         return default
-    return min(max(value, minimum), maximum)
+    return min(max(value, minimum), MAXIMUM_SECONDS)
 
 
 def _has_dynamo() -> bool:

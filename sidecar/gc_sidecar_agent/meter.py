@@ -31,7 +31,6 @@ from gc_sidecar_agent.page import (
 TRIGGER_CODES = {name: code for code, name in enumerate(TRIGGERS)}
 _AUTO = TRIGGER_CODES["auto"]
 _EXPLICIT = TRIGGER_CODES["explicit"]
-_NOT_ASKED_FOR = (_AUTO, _EXPLICIT)
 
 _GENERATION_INDEX = tuple(NUMBER_INDEX[f"gen{generation}_count"] for generation in range(3))
 _AUTO_BUCKETS = NUMBER_INDEX["auto_bucket0"]
@@ -97,7 +96,7 @@ class PauseMeter:
     the page's header (or of a private stand-in), so that a pause of seconds is visible while it lasts.
 
     Automatic collections longer than `budget_ns` are counted. After a full one that took longer than
-    `freeze_after_ns`, and that no command asked for, the callback freezes; `frozen_after_ns` is the longest such.
+    `freeze_after_ns` the callback freezes; `frozen_after_ns` is the longest such.
     """
 
     __slots__ = (
@@ -214,7 +213,7 @@ class PauseMeter:
                 words[_REQUESTED_TOTAL_NS] += duration_ns
                 if trigger != _EXPLICIT:
                     self.requested_ns = duration_ns
-            if duration_ns > self.freeze_after_ns and trigger in _NOT_ASKED_FOR:
+            if duration_ns > self.freeze_after_ns:
                 freeze()
                 words[_FREEZES] += 1
                 words[_FREEZES_SINCE_MAINTAIN] += 1

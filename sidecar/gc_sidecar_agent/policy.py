@@ -22,7 +22,7 @@ from gc_sidecar_agent.command import POLICY_KINDS, Command, Outcome
 from gc_sidecar_agent.memory import read_device_memory, read_memory, trim
 from gc_sidecar_agent.meter import PauseMeter
 from gc_sidecar_agent.page import NUMBER_INDEX
-from gc_sidecar_agent.rules import FreezeRule, Rule, RuleError, rule_of
+from gc_sidecar_agent.rules import Rule, RuleError, rule_of
 
 OFF = "off"
 # How long what somebody else did to GC may last before it is put right.
@@ -92,7 +92,7 @@ class Policy:
         # By id, kind and generation: ids may be a script's own and come again after another policy.
         self._outcomes: OrderedDict[tuple[str, str, int], Outcome] = OrderedDict()
         self._found: Found | None = None
-        self._rule: Rule = FreezeRule()  # of the policy in force
+        self._rule = Rule()  # of the policy in force
         self._next_recount = 0.0
         self._frozen_by_engine = False
         self._refreeze_pending = False
@@ -288,8 +288,9 @@ class Policy:
         self._rule.let_go()
         self._rule = rule_of(command, self._meter)
         try:
-            self._hold()
+            # A full collection that comes in between walks nothing.
             self._freeze()
+            self._hold()
         except Exception as error:
             self._fail(error, collect, deadline)
         self._recount(collect, "entry", deadline)
@@ -323,20 +324,21 @@ class Policy:
             self._frozen_by_engine = is_heap_frozen()
         # A restore left the heap unfrozen until it is collected: what fails now must not freeze it again.
         freeze_again = self.mode != OFF or (not self.collect_pending and self._frozen_by_engine)
-        # The callback must not freeze between here and the collection.
-        self._rule.let_go()
+        self._rule.suspend()
         gc.unfreeze()
+        since_maintain = self._meter.words[_FREEZES_SINCE_MAINTAIN]
         try:
             collection = collect("maintain", deadline)
+            since_maintain = -1  # the freeze that follows is a part of it
         finally:
             if freeze_again:
                 try:
                     self._freeze()
-                    self._rule.arm()
+                    self._meter.words[_FREEZES_SINCE_MAINTAIN] = since_maintain + 1
+                    self._rule.resume()
                 except Exception as error:
                     self._fail(error, collect, deadline)
                 self._recount(collect, "maintain", deadline)
-        self._meter.words[_FREEZES_SINCE_MAINTAIN] = 0
         self._meter.words[_MAINTAINS] += 1
         self._meter.words[_MAINTAIN_TOTAL_NS] += int(collection.pause_s * 1e9)
         self._meter.words[_RECLAIMED_OBJECTS] += collection.collected_objects
@@ -450,12 +452,15 @@ class Policy:
         drift = self._find_drift()
         if drift is None or drift.code == "gc_disabled":
             return
+        if not self._rule.holds_full_off:
+            self._hold()
+            return
         if self._found is not None and drift.code == "thresholds_changed":
-            # The newest wish for the time after the policy.
+            # The newest wish for the time after the policy. (Under `budget` all three are ours: what somebody puts
+            # back there may be what we had set.)
             self._found = replace(self._found, thresholds=gc.get_threshold())
             self._hold()
-        if self._rule.holds_full_off:
-            self._freeze()
+        self._freeze()
 
     def _notice_thresholds_given_back(self) -> None:
         """Who put back what they had saved under the policy wants after it what was there before."""
@@ -490,6 +495,7 @@ class Policy:
     def _leave(self, reason: Reason | None, collect: Collect, deadline: float) -> Collection | None:
         """Back to what was found: thresholds and flag first, then the heap, then the collection."""
         self._put_back()
+        self._rule = Rule()
         self.mode = OFF
         self.settings = None
         self.entered_at = None

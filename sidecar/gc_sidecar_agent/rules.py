@@ -33,7 +33,8 @@ class RuleError(Exception):
 
 
 class Rule:
-    """What all rules have: `hold` first, and `let_go` before the policy puts the thresholds back."""
+    """What all rules have: `hold` first, and `let_go` before the policy puts the thresholds back. By itself the
+    rule of no policy, which keeps nothing."""
 
     # Where full collections are held off, who freezes is the policy, now and then, and whoever runs a full
     # collection nevertheless has probably unfrozen the heap for it.
@@ -47,8 +48,12 @@ class Rule:
         """Whether the thresholds are those that it set."""
         raise NotImplementedError
 
-    def arm(self) -> None:
-        """Have the callback do its part."""
+    def suspend(self) -> None:
+        """For a maintenance, before the heap is unfrozen: no full collection comes by itself, and the callback
+        freezes nothing."""
+
+    def resume(self) -> None:
+        """After it, when the heap is frozen again."""
 
     def let_go(self) -> None:
         """Have the callback do nothing by itself any more."""
@@ -82,9 +87,9 @@ class BudgetRule(Rule):
     """No automatic collection longer than the budget, whatever the heap's size, and none held off.
 
     A full collection walks what has not been frozen. Where it takes more than half of the budget, the callback
-    freezes as it ends: nothing of that is ever walked again. Until the next one CPython lets grow what is to be
-    walked by a quarter or by one gen1 collection's survivors (the third threshold is 0), whichever is more; and
-    the second threshold keeps a gen1 collection to a quarter of the budget.
+    freezes as it ends: nothing of that is ever walked again. The third threshold is 0, so the next one comes with
+    the first gen1 collection after which what is to be walked has grown by a quarter; and the second threshold
+    keeps a gen1 collection to a quarter of the budget. Together that is less than nine tenths of it.
     """
 
     holds_full_off = False
@@ -95,19 +100,24 @@ class BudgetRule(Rule):
         self._thresholds: Thresholds = (0, 0, 0)
         self._most_threshold1 = BUDGET_THRESHOLD1
         self._gen1_ns: deque[int] = deque(maxlen=GEN1_SAMPLES)
-        self._sampled = meter.words[_YOUNG_RING_NEXT]
+        self._sampled = 0
+        self._is_recount_due = False
 
     def hold(self, found: Thresholds) -> None:
         self._most_threshold1 = max(1, min(found[1], BUDGET_THRESHOLD1))
         self._set(min(found[0], BUDGET_THRESHOLD0), self._most_threshold1)
-        self.arm()
+        self._arm()
 
     def is_held(self) -> bool:
         return gc.get_threshold() == self._thresholds
 
-    def arm(self) -> None:
-        self._meter.budget_ns = self._budget_ns
-        self._meter.freeze_after_ns = self._budget_ns // 2
+    def suspend(self) -> None:
+        self._meter.freeze_after_ns = NEVER_NS
+        gc.set_threshold(*self._thresholds[:2], HELD_OFF)
+
+    def resume(self) -> None:
+        gc.set_threshold(*self._thresholds)
+        self._arm()
 
     def let_go(self) -> None:
         self._meter.freeze_after_ns = self._meter.budget_ns = NEVER_NS
@@ -116,10 +126,10 @@ class BudgetRule(Rule):
         following = self._meter.words[_YOUNG_RING_NEXT]
         self._gen1_ns.extend(self._meter.young_ring.durations_ns(1, self._sampled, following))
         self._sampled = following
-        if not self._gen1_ns:
+        if len(self._gen1_ns) < 2:
             return
         # The longest but one: a single one may have met a busy machine.
-        gen1_ns = sorted(self._gen1_ns)[-2:][0]
+        gen1_ns = sorted(self._gen1_ns)[-2]
         most_ns = self._budget_ns // 4
         threshold0, threshold1, _ = self._thresholds
         wanted = threshold1
@@ -133,18 +143,26 @@ class BudgetRule(Rule):
     def recount(self, collect: Collect, trigger: str, deadline: float) -> None:
         # CPython goes by how many objects survived the last full collection, and after one of a big heap would
         # let the next one come late and long: so there is one of nothing.
-        self._meter.frozen_after_ns = NEVER_NS
-        collect(trigger, deadline)
-        self._meter.frozen_after_ns = 0
+        self._is_recount_due = True
+        if gc.isenabled():  # else none comes by itself
+            self._meter.frozen_after_ns = 0
+            collect(trigger, deadline)
+            self._is_recount_due = False
 
     @property
     def wants_recount(self) -> bool:
         # Also where the callback froze after a collection that nobody kept short.
-        return self._meter.frozen_after_ns > self._budget_ns
+        is_long = self._meter.frozen_after_ns > self._budget_ns
+        return gc.isenabled() and (self._is_recount_due or is_long)
+
+    def _arm(self) -> None:
+        self._meter.budget_ns = self._budget_ns
+        self._meter.freeze_after_ns = self._budget_ns // 2
 
     def _set(self, threshold0: int, threshold1: int) -> None:
         self._thresholds = (threshold0, threshold1, 0)
         self._gen1_ns.clear()
+        self._sampled = self._meter.words[_YOUNG_RING_NEXT]
         gc.set_threshold(*self._thresholds)
         if not self.is_held():
             raise RuleError("the thresholds were not accepted")

@@ -346,7 +346,8 @@ class Model:
         if shown:
             newest = max(shown, key=lambda policy: (policy.generation, policy.is_on))
             if newest.generation > self.wanted.generation:
-                self.wanted = replace(newest, lease_s=None)
+                # And puts it there, for whoever starts.
+                self.board = self.wanted = replace(newest, lease_s=None)
 
     def sidecar_dies(self) -> None:
         """Killed; everything stays as it is."""
@@ -451,6 +452,7 @@ class Model:
                 "is_enabled": True,
                 "is_frozen": has.is_on or self.found.frozen,
                 "is_pending": False,
+                "is_drifted": process.is_meddled_with,
                 "agent_error": None,
             }
             thresholds = self.thresholds_of(place)

@@ -149,6 +149,7 @@ class Life:
             "owner": policy.settings.owner if policy.settings else None,
             "lease_s": policy.lease_remaining_s(),
             "is_pending": policy.collect_pending,
+            "is_drifted": policy.drift is not None,
             "reason": policy.reason.code if policy.reason else None,
             "is_enabled": gc.isenabled(),
             "thresholds": list(gc.get_threshold()),

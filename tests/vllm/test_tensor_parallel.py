@@ -145,7 +145,7 @@ def test_a_budget_is_kept_by_every_process_until_it_is_restored(
 ) -> None:
     pids = pids_of(sidecar.wait_for_coverage(4))
     before = tp2.gc_state(pids)
-    code, body = sidecar.put("/gc/policy", {"mode": "budget", "pause_budget_ms": 50})
+    code, body = sidecar.put("/gc/policy", {"mode": "budget", "pause_budget_ms": 1000})
     assert code == 200, body
     assert all(state["threshold"][2] == 0 for state in tp2.gc_state(pids).values())
     tp2.engine.stream_completions(8)

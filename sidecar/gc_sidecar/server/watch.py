@@ -113,14 +113,17 @@ class Watch:
             await asyncio.sleep(self._pause_s())
 
     async def _catch_up_board(self) -> None:
-        """Write what is desired where that failed before: whoever starts, or was not reached, has to find it."""
-        run_dir = self._knowledge.run_dir
+        """Write what is desired where that failed, or where it was learnt from the pages: whoever starts, or was not
+        reached, has to find it."""
+        run_dir, desired = self._knowledge.run_dir, self._knowledge.desired
+        wanted, stands = board_of(desired).policy, run_dir.board.policy
+        is_older = wanted is not None and (stands is None or stands.generation < wanted.generation)
 
         def caught_up(board: Board) -> Board:
             # Asked when nobody else writes: an operation may have begun meanwhile, and it is the newer one.
             return board if self._is_busy() else board_of(self._knowledge.desired)
 
-        if run_dir.is_board_behind and not self._is_busy():
+        if (is_older or run_dir.is_board_behind) and not self._is_busy():
             await run_dir.write_board(caught_up)
 
     def _pause_s(self) -> float:

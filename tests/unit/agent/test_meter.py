@@ -604,7 +604,7 @@ CALLBACK_NAMES = {
     *("BUCKETS_NS", "HEADER_COLLECTING_SINCE_NS", "RING_SLOTS"),
     *("_AUTO", "_EXPLICIT", "_AUTO_BUCKETS", "_AUTO_TOTAL_NS", "_REQUESTED_BUCKETS"),
     *("_REQUESTED_TOTAL_NS", "_GENERATION_INDEX", "_FULL_RING_NEXT", "_YOUNG_RING_NEXT"),
-    *("_FREEZES", "_FREEZES_SINCE_MAINTAIN", "_OVER_BUDGET", "_NOT_ASKED_FOR", "freeze"),
+    *("_FREEZES", "_FREEZES_SINCE_MAINTAIN", "_OVER_BUDGET", "freeze"),
     *("_FULL_STARTS", "_is_automatic", "bisect_left", "get_ident", "monotonic_ns"),
     *Ring.__slots__,
     *("get_count", "get_threshold", "isenabled"),

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from gc_sidecar_agent.collection import Collection
 from gc_sidecar_agent.meter import NEVER_NS
 from gc_sidecar_agent.policy import DRIFT_GRACE_S, OFF
 from gc_sidecar_agent.rules import BUDGET_THRESHOLD0, GEN1_SAMPLES, HELD_OFF, BudgetRule
-from tests.unit.agent.garbage import Cycle, is_frozen, plant_cycle, plant_frozen_cycle
+from tests.unit.agent.garbage import Cycle, is_frozen, plant_frozen_cycle
 from tests.unit.agent.own_process import in_own_process
 from tests.unit.agent.rings import full_pauses
-from tests.unit.agent.test_policy import Clock, Subject, drifted, pending
+from tests.unit.agent.test_policy import Clock, Subject, busy, drifted, pending
 
 BUDGET_MS = 2
 HEAP: list[Any] = []
@@ -133,13 +135,19 @@ def test_the_first_full_collection_after_entry_does_not_wait_for_a_quarter_of_th
 
 
 @in_own_process
-def test_what_dies_young_is_reclaimed_without_maintenance() -> None:
+def test_what_got_old_and_died_before_a_freeze_is_reclaimed_without_maintenance() -> None:
     grow(300_000)
     subject = Subject()
-    subject.does("budget", pause_budget_ms=BUDGET_MS)
-    cycles = [plant_cycle() for _ in range(100)]
-    grow_until(lambda: automatic_full_collections(subject) > 1)
-    assert not any(cycle() for cycle in cycles)
+    subject.does("budget", pause_budget_ms=1_000)
+    cycles = [Cycle() for _ in range(100)]
+    gc.collect(1)
+    watched = [weakref.ref(cycle) for cycle in cycles]
+    del cycles
+    gc.collect(1)
+    assert all(cycle() for cycle in watched), "they are in the oldest generation"
+    before = automatic_full_collections(subject)
+    grow_until(lambda: automatic_full_collections(subject) > before)
+    assert not any(cycle() for cycle in watched)
 
 
 @in_own_process
@@ -195,31 +203,65 @@ def test_maintenance_reclaims_what_a_freeze_caught_and_the_budget_goes_on() -> N
 
 
 @in_own_process
-def test_no_freeze_of_the_callback_comes_between_unfreeze_and_collection_of_a_maintenance() -> None:
+def test_in_a_maintenance_no_full_collection_comes_by_itself_and_none_is_followed_by_a_freeze() -> (
+    None
+):
     grow(300_000)
     subject = Subject()
     subject.does("budget", pause_budget_ms=BUDGET_MS)
     cycle = plant_frozen_cycle()
-    kept = Cycle()
-    unfreeze = gc.unfreeze
+    held: list[int] = []
 
-    def then_somebody_collects() -> None:
-        unfreeze()
-        gc.set_debug(gc.DEBUG_SAVEALL)  # what this finds is not freed, so it could be frozen again
-        gc.collect()
-        gc.set_debug(0)
-        gc.garbage.clear()
+    def collect_while_others_work(trigger: str, deadline: float) -> Collection:
+        held.append(gc.get_threshold()[2])
+        before = automatic_full_collections(subject)
+        grow(100_000)
+        if trigger == "maintain" and len(held) == 1:
+            assert automatic_full_collections(subject) == before
+            gc.set_debug(
+                gc.DEBUG_SAVEALL
+            )  # what this finds is not freed, so it could be frozen again
+            gc.collect()
+            gc.set_debug(0)
+            gc.garbage.clear()
+            assert not is_frozen()
+        return subject.collect(trigger, deadline)
 
-    gc.unfreeze = then_somebody_collects
-    subject.does("maintain")
+    subject.does("maintain", collect=collect_while_others_work)
     assert cycle() is None
-    assert kept.me is kept
+    assert held == [HELD_OFF, 0]
+    assert gc.get_threshold()[2] == 0
+
+
+@in_own_process
+def test_a_maintenance_that_fails_leaves_the_budget_in_force() -> None:
+    grow(300_000)
+    subject = Subject()
+    subject.does("budget", pause_budget_ms=BUDGET_MS)
+    since = subject.number("freezes_since_maintain")
+    assert subject.do("maintain", collect=busy).code == "collector_busy"
+    assert gc.get_threshold()[2] == 0
+    assert is_frozen()
+    assert subject.number("freezes_since_maintain") == since + 1
+    freezes = subject.number("freezes")
+    grow_until(lambda: subject.number("freezes") > freezes)
+
+
+@in_own_process
+def test_without_a_policy_a_maintenance_leaves_the_thresholds_of_the_last_one_alone() -> None:
+    gc.set_threshold(700, 10, 10)
+    subject = Subject()
+    subject.does("budget", pause_budget_ms=BUDGET_MS)
+    subject.does("restore")
+    subject.does("maintain")
+    assert gc.get_threshold() == (700, 10, 10)
+    assert subject.meter.freeze_after_ns == NEVER_NS
 
 
 @in_own_process
 def test_a_heap_that_somebody_unfroze_is_frozen_after_their_collection_and_counted_anew() -> None:
     clock = Clock()
-    grow(300_000)
+    grow(600_000)
     subject = Subject()
     subject.does("budget", pause_budget_ms=BUDGET_MS)
     gc.unfreeze()
@@ -288,6 +330,31 @@ def test_one_gen1_collection_that_met_a_busy_machine_changes_nothing() -> None:
 
 
 @in_own_process
+def test_the_first_gen1_collection_alone_changes_nothing_and_neither_do_those_before_the_budget() -> (
+    None
+):
+    gc.set_threshold(700, 10, 10)
+    subject = Subject()
+    take_gen1_collections(subject, 50.0)
+    subject.does("budget", pause_budget_ms=4)
+    subject.poll()
+    take_gen1_collections(subject, 50.0, count=1)
+    subject.poll()
+    assert gc.get_threshold() == (700, 10, 0)
+
+
+@in_own_process
+def test_where_gc_is_disabled_nothing_is_counted_anew() -> None:
+    clock = Clock()
+    gc.disable()
+    subject = Subject()
+    subject.does("budget", pause_budget_ms=4)
+    clock.pass_s(10)
+    subject.poll()
+    assert subject.triggers() == ["entry"]
+
+
+@in_own_process
 def test_thresholds_that_somebody_sets_under_a_budget_are_drift_and_put_right() -> None:
     clock = Clock()
     gc.set_threshold(700, 10, 10)
@@ -302,7 +369,7 @@ def test_thresholds_that_somebody_sets_under_a_budget_are_drift_and_put_right() 
     assert gc.get_threshold() == (700, 10, 0)
     assert subject.number("freezes") == freezes, "there is nothing to freeze"
     subject.does("restore")
-    assert gc.get_threshold() == (50_000, 20, 20)
+    assert gc.get_threshold() == (700, 10, 10)
 
 
 # --- forks ---
