@@ -19,6 +19,9 @@ VERBS = {
     "install-agent": Verb(
         "gc_sidecar.commands.install_agent", "write the directory that vLLM loads the agent from"
     ),
+    "sweep": Verb(
+        "gc_sidecar.commands.sweep", "the same load under each policy: which outliers were GC"
+    ),
     "demo": Verb("gc_sidecar.commands.demo", "the whole story on the terminal, engine included"),
 }
 

@@ -174,8 +174,8 @@ async def _completions(request: Request) -> Response:
         body = await request.json()
     except ValueError as error:
         return _error(400, f"JSON decode error: {error}")
-    if not isinstance(body, dict) or not isinstance(body.get("prompt"), str):
-        return _error(400, "a completion needs a prompt, which is a text")
+    if not isinstance(body, dict) or not isinstance(body.get("prompt"), (str, list)):
+        return _error(400, "a completion needs a prompt, which is a text or a list of tokens")
     if body.get("model", MODEL_NAME) != MODEL_NAME:
         return _error(404, f"the model {body['model']!r} does not exist; there is {MODEL_NAME!r}")
     max_tokens = body.get("max_tokens", DEFAULT_MAX_TOKENS)
@@ -200,7 +200,8 @@ class _Completion:
         self._engine = _engine(request)
         self._figures: Figures = request.app.state.figures
         self._max_tokens = max_tokens
-        self._prompt_tokens = len(body["prompt"].split())
+        prompt = body["prompt"]
+        self._prompt_tokens = len(prompt.split() if isinstance(prompt, str) else prompt)
         options = body.get("stream_options")
         self._with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         self._head = {

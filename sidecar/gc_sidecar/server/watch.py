@@ -113,8 +113,8 @@ class Watch:
             await asyncio.sleep(self._pause_s())
 
     async def _catch_up_board(self) -> None:
-        """Write what is desired where that failed, or where it was learnt from the pages: whoever starts, or was not
-        reached, has to find it."""
+        """Write what is desired where that failed, or where it was learnt from the pages: whoever starts, or was
+        not reached, has to find it."""
         run_dir, desired = self._knowledge.run_dir, self._knowledge.desired
         wanted, stands = board_of(desired).policy, run_dir.board.policy
         is_older = wanted is not None and (stands is None or stands.generation < wanted.generation)

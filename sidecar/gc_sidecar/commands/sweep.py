@@ -1,0 +1,261 @@
+"""`gc-sidecar sweep`: the same points of load under each GC policy, and which outliers were GC.
+
+What it does is in the package `gc_sidecar.sweep`; here are its flags, its progress, and its way out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gc_sidecar import __version__
+from gc_sidecar.sweep import page, reporting
+from gc_sidecar.sweep.analysis import judge
+from gc_sidecar.sweep.driver import DriveError, Driver
+from gc_sidecar.sweep.journal import NAME, Journal
+from gc_sidecar.sweep.plan import POLICIES, Plan, PlanError, check_policies, grid, read_points
+from gc_sidecar.sweep.session import Session
+from gc_sidecar_agent.cli import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+)
+from gc_sidecar_agent.client import ClientError, Unreachable
+from gc_sidecar_agent.command import DEFAULT_BUDGET_MS
+from gc_sidecar_agent.commands.options import (
+    UsageError,
+    add_client_arguments,
+    add_option,
+    add_switch,
+    describe,
+    duration,
+    make_client,
+    warn,
+)
+
+DESCRIPTION = """\
+Send the same requests under each GC policy in turn, and say of every outlier whether GC was it. Each
+point (prompt length, output length, concurrency) runs equally often under each policy, in blocks that
+alternate, so that what drifts on the machine hits all alike. A sidecar must run beside the engine.
+
+A sweep that was stopped or killed goes on where it stopped when you repeat the command; meanwhile the
+engine is in normal GC. The report is written anew after every block: report.html, report.json,
+measurements.csv.
+"""
+
+EXAMPLES = """\
+  gc-sidecar sweep --out sweep-1                                    # 9 points, 3 rounds, all policies
+  gc-sidecar sweep --out s2 --prompt-tokens 128,1024 --output-tokens 64 --concurrency 1,8 --requests 40
+  gc-sidecar sweep --out s3 --points points.csv --policies off,budget --pause-budget 10ms
+  gc-sidecar sweep --out s1 --json | jq '.policies[] | {policy, gc_outliers, longest_s}'
+"""
+REPORT, PAGE, CSV = "report.json", "report.html", "measurements.csv"
+FIXES = "the engine is in normal GC; repeat the command to go on after the last whole block"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sweep`."""
+    describe(parser, DESCRIPTION, EXAMPLES)
+    option = add_option
+    option(
+        parser,
+        "--out",
+        Path,
+        metavar="DIR",
+        help="where the report and the journal are written",
+        required=True,
+    )
+    option(
+        parser, "--engine-url", str, metavar="URL",
+        help="the engine's own address (default http://localhost:8000)",
+    )  # fmt: skip
+    option(
+        parser,
+        "--model",
+        str,
+        metavar="NAME",
+        help="the model (default: the first that the engine lists)",
+    )
+    option(
+        parser, "--points", Path, metavar="FILE", environment=False,
+        help="points as CSV or JSON with prompt_tokens, output_tokens, concurrency; instead of the three below",
+    )  # fmt: skip
+    option(
+        parser,
+        "--prompt-tokens",
+        _numbers,
+        metavar="N,...",
+        help="prompt lengths (default 16,64,128)",
+    )
+    option(parser, "--output-tokens", _numbers, metavar="N,...", help="output lengths (default 64)")
+    option(
+        parser,
+        "--concurrency",
+        _numbers,
+        metavar="N,...",
+        help="requests side by side (default 1,2,4)",
+    )
+    option(
+        parser,
+        "--requests",
+        _positive,
+        metavar="N",
+        help="requests at each point of a block (default 20)",
+    )
+    option(
+        parser,
+        "--warm-up",
+        _count,
+        metavar="N",
+        help="requests before them that count for nothing (default 2)",
+    )
+    option(parser, "--rounds", _positive, metavar="N", help="blocks of each policy (default 3)")
+    option(
+        parser, "--policies", str, metavar="P,...",
+        help=f"which policies (default {','.join(POLICIES)})",
+    )  # fmt: skip
+    option(
+        parser, "--pause-budget", duration, metavar="DURATION",
+        help=f"of budget (default {DEFAULT_BUDGET_MS:g}ms)",
+    )  # fmt: skip
+    option(parser, "--owner", str, metavar="NAME", help="whose policies they are (default sweep)")
+    option(parser, "--seed", int, metavar="N", help="of the random prompts (default 0)")
+    add_switch(
+        parser, "--fresh", help="throw away what is in DIR and begin anew", environment=False
+    )
+    add_client_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it, print the table, return the exit code."""
+    try:
+        plan = make_plan(args)
+        client = make_client(args)
+        if args.fresh:
+            (args.out / NAME).unlink(missing_ok=True)
+        engine_url = args.engine_url or "http://localhost:8000"
+        driver = Driver(engine_url, args.model, args.seed or 0)
+        journal = Journal(args.out, plan, _about(engine_url, plan))
+    except (PlanError, UsageError, OSError) as error:
+        warn(f"gc-sidecar sweep: {error}")
+        return EXIT_USAGE
+    tell = _progress(plan, journal)
+    # What is here now stays: our own collections need not walk it.
+    gc.collect()
+    gc.freeze()
+    session = Session(client, driver, plan, args.owner or "sweep", tell)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        journal.about["model"] = asyncio.run(driver.find_model())
+        for block in journal.missing(plan):
+            journal.add(session.run_block(block))
+            _write_report(journal, args.out)
+    except KeyboardInterrupt:
+        warn(f"\ngc-sidecar sweep: interrupted; {FIXES}")
+        return EXIT_INTERRUPTED
+    except (ClientError, DriveError) as error:
+        remedy = getattr(error, "remedy", None)
+        warn(f"\ngc-sidecar sweep: {error}{f'; {remedy}' if remedy else ''}\n{FIXES}")
+        return EXIT_UNREACHABLE if isinstance(error, Unreachable) else EXIT_FAILED
+    report = _write_report(journal, args.out)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        tell("")
+        print(reporting.show(judge(journal.records)))
+        print(f"\n{args.out / PAGE}\n{args.out / REPORT}\n{args.out / CSV}")
+    return EXIT_OK
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """The plan that the flags describe. Raises PlanError, OSError."""
+    lengths = (args.prompt_tokens, args.output_tokens, args.concurrency)
+    if args.points is not None:
+        if any(each is not None for each in lengths):
+            raise PlanError("--points already says lengths and concurrency")
+        points = read_points(args.points)
+    else:
+        prompts, outputs, widths = (
+            given or default
+            for given, default in zip(lengths, ((16, 64, 128), (64,), (1, 2, 4)), strict=True)
+        )
+        points = grid(prompts, outputs, widths)
+    return Plan(
+        points=points,
+        policies=check_policies((args.policies or ",".join(POLICIES)).split(",")),
+        rounds=args.rounds or 3,
+        requests=args.requests or 20,
+        warm_up=2 if args.warm_up is None else args.warm_up,
+        pause_budget_ms=DEFAULT_BUDGET_MS
+        if args.pause_budget is None
+        else 1000 * args.pause_budget,
+    )
+
+
+def _about(engine_url: str, plan: Plan) -> dict[str, Any]:
+    return {
+        "gc_sidecar": __version__,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "engine_url": engine_url,
+        "begun_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "plan": asdict(plan),
+    }
+
+
+def _write_report(journal: Journal, directory: Path) -> dict[str, Any]:
+    results = judge(journal.records)
+    report = reporting.document(results, journal.about)
+    (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (directory / PAGE).write_text(page.write(results, journal.about), encoding="utf-8")
+    reporting.write_csv(results, directory / CSV)
+    return report
+
+
+def _progress(plan: Plan, journal: Journal) -> Callable[[str], None]:
+    total = len(plan.blocks())
+    begun = len(journal.records)
+    if begun:
+        warn(f"goes on with {journal.path}: {begun} of {total} blocks are done")
+
+    def tell(line: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        elif line:
+            print(line, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _positive(text: str) -> int:
+    number = _count(text)
+    if not number:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)

@@ -1,0 +1,248 @@
+"""What a sweep's samples say: outliers, what caused each, the ladder of full collections, memory.
+
+A measurement is one token of one request: how long the first took from the sending on, and any other from the one
+before. Its coordinate is the point and which of the two it is; outliers are held against the coordinate's median.
+"""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gc_sidecar.sweep.journal import BlockRecord, Memory, Pause
+from gc_sidecar.sweep.plan import Point
+
+FIRST, NEXT = "first token", "next token"
+# A measurement that took more than so many times its coordinate's median is an outlier.
+OUTLIER = 3.0
+# Pauses caused an outlier where they cover at least this share of what it took beyond the median.
+CAUSED = 0.5
+# Dates of pauses are told to the millisecond.
+CLOCK_S = 0.001
+NOT_GC, CLIENT = "not GC", "this client's own GC"
+# A ladder has at least so many rungs, and its gaps grow by a ratio in this range.
+LEAST_RUNGS = 4
+LADDER_RATIOS = (1.15, 1.35)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One token. `index` counts the measurements of its policy; `started_s` is a date."""
+
+    policy: str
+    block: int
+    index: int
+    point: Point
+    kind: str
+    started_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A measurement far beyond its coordinate's median, and the process whose pauses caused it."""
+
+    measurement: Measurement
+    median_s: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Full collections of one process at growing intervals: at which measurements, and the ratio of the gaps."""
+
+    process: str
+    indices: tuple[int, ...]
+    pauses_s: tuple[float, ...]
+    ratio: float
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is CPython's: gaps that grow as its 25 % rule has it."""
+        return LADDER_RATIOS[0] <= self.ratio <= LADDER_RATIOS[1]
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """Everything about one policy. Pauses are the automatic ones inside its blocks; lengths in seconds."""
+
+    policy: str
+    measurements: tuple[Measurement, ...]
+    outliers: tuple[Outlier, ...]
+    quantiles_s: dict[str, float]
+    longest_s: float
+    pauses: tuple[Pause, ...]
+    pause_count: int
+    longest_pause_s: float
+    lost_pauses: int
+    growth_bytes: int
+    memory: tuple[tuple[Memory, ...], ...]
+    ladder: Ladder | None
+
+    @property
+    def causes(self) -> Counter[str]:
+        """How many outliers each process, this client, or something else than GC caused."""
+        return Counter(outlier.cause for outlier in self.outliers)
+
+    @property
+    def full_collections(self) -> int:
+        """How many full collections CPython ran by itself."""
+        return sum(pause.gc_generation == 2 for pause in self.pauses)
+
+    @property
+    def gc_outliers(self) -> int:
+        """How many the engine's GC caused."""
+        return sum(outlier.cause not in (NOT_GC, CLIENT) for outlier in self.outliers)
+
+
+def judge(records: Iterable[BlockRecord]) -> list[PolicyResult]:
+    """One result for each policy, in the order in which they first ran."""
+    by_policy: dict[str, list[BlockRecord]] = {}
+    for record in sorted(records, key=lambda each: each.number):
+        by_policy.setdefault(record.policy, []).append(record)
+    return [_judge(policy, blocks) for policy, blocks in by_policy.items()]
+
+
+def _judge(policy: str, blocks: Sequence[BlockRecord]) -> PolicyResult:
+    measurements = tuple(_measurements(policy, blocks))
+    pauses = [pause for block in blocks for pause in _in_window(block)]
+    covers = _Cover(pauses), _Cover([pause for block in blocks for pause in block.client_pauses])
+    automatic = tuple(pause for pause in pauses if pause.trigger == "auto")
+    durations = sorted(each.duration_s for each in measurements)
+    generations = [
+        totals
+        for block in blocks
+        for process in block.verdict["processes"]
+        for totals in process["pauses"].values()
+    ]
+    return PolicyResult(
+        policy=policy,
+        measurements=measurements,
+        outliers=tuple(_outliers(measurements, *covers)),
+        quantiles_s={
+            f"p{100 * share:g}": quantile(durations, share) for share in (0.5, 0.99, 0.999)
+        },
+        longest_s=durations[-1] if durations else 0.0,
+        pauses=automatic,
+        pause_count=sum(totals["count"] or 0 for totals in generations),
+        longest_pause_s=max((pause.duration_s for pause in automatic), default=0.0),
+        lost_pauses=sum(block.lost_pauses for block in blocks),
+        growth_bytes=sum(
+            block.memory[-1].anonymous_bytes - block.memory[0].anonymous_bytes for block in blocks
+        ),
+        memory=tuple(block.memory for block in blocks),
+        ladder=_longest_ladder(blocks, measurements),
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which that share of the `ordered` ones lies; 0 where there are none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _measurements(policy: str, blocks: Iterable[BlockRecord]) -> Iterable[Measurement]:
+    found: list[tuple[float, int, Point, str, float]] = []
+    for block in blocks:
+        for point, samples in block.points:
+            for sample in samples:
+                ends = (sample.started_s, *sample.tokens_s)
+                for number, (start_s, end_s) in enumerate(pairwise(ends)):
+                    kind = NEXT if number else FIRST
+                    date_s = start_s + block.clock_offset_s
+                    found.append((date_s, block.number, point, kind, end_s - start_s))
+    found.sort(key=lambda each: each[0])
+    for index, (date_s, number, point, kind, duration_s) in enumerate(found):
+        yield Measurement(policy, number, index, point, kind, date_s, duration_s)
+
+
+def _outliers(
+    measurements: Sequence[Measurement], engine: _Cover, client: _Cover
+) -> Iterable[Outlier]:
+    by_coordinate: dict[tuple[Point, str], list[float]] = defaultdict(list)
+    for each in measurements:
+        by_coordinate[each.point, each.kind].append(each.duration_s)
+    medians = {key: statistics.median(values) for key, values in by_coordinate.items()}
+    for each in measurements:
+        median_s = medians[each.point, each.kind]
+        if each.duration_s <= OUTLIER * median_s:
+            continue
+        needed_s = CAUSED * (each.duration_s - median_s)
+        start_s, end_s = each.started_s - CLOCK_S, each.started_s + each.duration_s + CLOCK_S
+        cause = NOT_GC
+        if client.covered_s(start_s, end_s) >= needed_s:
+            cause = CLIENT
+        elif engine.covered_s(start_s, end_s) >= needed_s:
+            cause = engine.longest_process(start_s, end_s)
+        yield Outlier(each, median_s, cause)
+
+
+class _Cover:
+    """Pauses by their time, and how much of a stretch they cover together, those that overlap counted once."""
+
+    def __init__(self, pauses: Sequence[Pause]) -> None:
+        self._pauses = sorted(pauses, key=lambda pause: pause.started_s)
+        self._starts = [pause.started_s for pause in self._pauses]
+        self._longest_s = max((pause.duration_s for pause in pauses), default=0.0)
+
+    def _within(self, start_s: float, end_s: float) -> list[Pause]:
+        first = bisect.bisect_left(self._starts, start_s - self._longest_s)
+        last = bisect.bisect_right(self._starts, end_s)
+        return [p for p in self._pauses[first:last] if p.started_s + p.duration_s > start_s]
+
+    def covered_s(self, start_s: float, end_s: float) -> float:
+        """For how much of it at least one process paused."""
+        covered_s, reached_s = 0.0, start_s
+        for pause in self._within(start_s, end_s):
+            pause_end_s = min(pause.started_s + pause.duration_s, end_s)
+            covered_s += max(0.0, pause_end_s - max(pause.started_s, reached_s))
+            reached_s = max(reached_s, pause_end_s)
+        return covered_s
+
+    def longest_process(self, start_s: float, end_s: float) -> str:
+        """Whose pauses take most of it."""
+        taken: Counter[str] = Counter()
+        for pause in self._within(start_s, end_s):
+            pause_end_s = pause.started_s + pause.duration_s
+            taken[pause.process] += min(pause_end_s, end_s) - max(pause.started_s, start_s)  # type: ignore[assignment]
+        return taken.most_common(1)[0][0]
+
+
+def _in_window(block: BlockRecord) -> list[Pause]:
+    """The pauses between a block's first and last token: the others are those of entering and restoring."""
+    samples = [sample for _, of_point in block.points for sample in of_point]
+    if not samples:
+        return []
+    begin_s = min(sample.started_s for sample in samples) + block.clock_offset_s
+    end_s = max(sample.tokens_s[-1] for sample in samples) + block.clock_offset_s
+    return [
+        pause
+        for pause in block.pauses
+        if pause.started_s < end_s and pause.started_s + pause.duration_s > begin_s
+    ]
+
+
+def _longest_ladder(
+    blocks: Sequence[BlockRecord], measurements: Sequence[Measurement]
+) -> Ladder | None:
+    """The longest ladder that any process climbed in any block."""
+    starts = [each.started_s for each in measurements]
+    ladders: list[Ladder] = []
+    for block in blocks:
+        by_process: dict[str, list[Pause]] = defaultdict(list)
+        for pause in _in_window(block):
+            if pause.gc_generation == 2 and pause.trigger == "auto":
+                by_process[pause.process].append(pause)
+        for process, pauses in by_process.items():
+            if len(pauses) < LEAST_RUNGS:
+                continue
+            indices = tuple(bisect.bisect_right(starts, pause.started_s) - 1 for pause in pauses)
+            gaps = [after - before for before, after in pairwise(indices)]
+            ratios = [after / before for before, after in pairwise(gaps) if before > 0]
+            if ratios:
+                lengths = tuple(pause.duration_s for pause in pauses)
+                ladders.append(Ladder(process, indices, lengths, statistics.median(ratios)))
+    return max(ladders, key=lambda ladder: len(ladder.indices), default=None)

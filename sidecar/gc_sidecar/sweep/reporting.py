@@ -1,0 +1,137 @@
+"""What came of a sweep as a table for people, as JSON for machines, and as CSV with every single measurement."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gc_sidecar.sweep.analysis import CAUSED, CLIENT, NOT_GC, OUTLIER, Ladder, PolicyResult
+from gc_sidecar_agent.commands.output import change, count, seconds, table
+
+REPORT_FORMAT = "gc-sidecar.sweep-report/v1"
+COLUMNS = (
+    "POLICY", "MEASURED", "OUTLIERS", "BY GC", "LONGEST", "P50", "P99", "P99.9", "FULL GCS", "LONGEST", "MEMORY",
+)  # fmt: skip
+CSV_FIELDS = (
+    "policy", "block", "index", "prompt_tokens", "output_tokens", "concurrency", "kind", "started_s",
+    "duration_s", "outlier_cause",
+)  # fmt: skip
+
+
+def show(results: Sequence[PolicyResult]) -> str:
+    """The table, and what it means."""
+    rows = [
+        [
+            result.policy,
+            count(len(result.measurements)),
+            count(len(result.outliers)),
+            count(result.gc_outliers),
+            seconds(result.longest_s),
+            *(seconds(value) for value in result.quantiles_s.values()),
+            count(result.full_collections),
+            seconds(result.longest_pause_s or None),
+            change(result.growth_bytes),
+        ]
+        for result in results
+    ]
+    parts = [table(COLUMNS, rows)]
+    for result in results:
+        parts.append("\n".join([f"{result.policy}: {_causes(result)}", *_notes(result)]))
+    parts.append(
+        f"A measurement is one token's time. An outlier took more than {OUTLIER:g} times the median of its point;"
+        f" GC caused it\nwhere pauses cover at least {100 * CAUSED:g} % of what it took beyond that."
+    )
+    return "\n\n".join(parts)
+
+
+def _causes(result: PolicyResult) -> str:
+    if not result.outliers:
+        return "no outlier"
+    parts = [f"{number} by {cause}" for cause, number in result.causes.most_common()]
+    return f"{len(result.outliers)} outliers: {', '.join(parts)}"
+
+
+def _notes(result: PolicyResult) -> list[str]:
+    notes = []
+    ladder = result.ladder
+    if ladder is not None and ladder.is_one:
+        notes.append(f"  {ladder_text(ladder)}")
+    if result.lost_pauses:
+        notes.append(
+            f"  {result.lost_pauses} pauses are not known one by one, so more outliers than these may be theirs"
+        )
+    return notes
+
+
+def ladder_text(ladder: Ladder) -> str:
+    """The ladder in a sentence."""
+    indices = ", ".join(f"{index:,}" for index in ladder.indices)
+    return (
+        f"full collections of {ladder.process} came at measurements {indices}:"
+        f" each gap is {ladder.ratio:.2f} times the one before"
+    )
+
+
+def document(results: Sequence[PolicyResult], about: dict[str, Any]) -> dict[str, Any]:
+    """The same for machines. Times in seconds, dates in seconds since the epoch."""
+    return {
+        "format": REPORT_FORMAT,
+        "about": about,
+        "rules": {
+            "outlier_medians": OUTLIER,
+            "caused_share": CAUSED,
+            "not_gc": NOT_GC,
+            "client": CLIENT,
+        },
+        "policies": [_policy_document(result) for result in results],
+    }
+
+
+def _policy_document(result: PolicyResult) -> dict[str, Any]:
+    ladder = result.ladder
+    return {
+        "policy": result.policy,
+        "measurements": len(result.measurements),
+        "longest_s": result.longest_s,
+        **{f"{name}_s": value for name, value in result.quantiles_s.items()},
+        "outliers": [
+            {
+                "index": outlier.measurement.index,
+                "point": vars(outlier.measurement.point),
+                "kind": outlier.measurement.kind,
+                "started_s": outlier.measurement.started_s,
+                "duration_s": outlier.measurement.duration_s,
+                "median_s": outlier.median_s,
+                "cause": outlier.cause,
+            }
+            for outlier in result.outliers
+        ],
+        "outliers_by_cause": dict(result.causes),
+        "gc_outliers": result.gc_outliers,
+        "gc_pauses": result.pause_count,
+        "full_collections": result.full_collections,
+        "longest_automatic_pause_s": result.longest_pause_s,
+        "pauses_without_record": result.lost_pauses,
+        "memory_growth_bytes": result.growth_bytes,
+        "ladder": vars(ladder) | {"is_one": ladder.is_one} if ladder else None,
+    }
+
+
+def write_csv(results: Iterable[PolicyResult], path: Path) -> None:
+    """Every measurement in a line of its own."""
+    with path.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(CSV_FIELDS)
+        for result in results:
+            causes = {outlier.measurement.index: outlier.cause for outlier in result.outliers}
+            for each in result.measurements:
+                point = each.point
+                writer.writerow(
+                    (
+                        each.policy, each.block, each.index, point.prompt_tokens, point.output_tokens,
+                        point.concurrency, each.kind, f"{each.started_s:.6f}", f"{each.duration_s:.6f}",
+                        causes.get(each.index, ""),
+                    )
+                )  # fmt: skip

@@ -1,0 +1,104 @@
+"""What a sweep says of its samples: which are outliers, and what each of them was."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+
+from gc_sidecar.sweep.analysis import CLIENT, FIRST, NOT_GC, PolicyResult, judge, quantile
+from tests.unit.sweep.samples import MEBIBYTE, STEP_S, block, pause, sample
+
+STALL_S = 0.1
+
+
+def judged(*args: object, **more: object) -> PolicyResult:
+    (result,) = judge([block(*args, **more)])  # type: ignore[arg-type]
+    return result
+
+
+def test_every_token_is_a_measurement_and_the_first_has_a_coordinate_of_its_own() -> None:
+    result = judged([sample(0.0), sample(10.0)])
+    assert len(result.measurements) == 200
+    assert [each.index for each in result.measurements if each.kind == FIRST] == [0, 100]
+    assert result.quantiles_s["p50"] == pytest.approx(STEP_S)
+    assert result.outliers == ()
+
+
+def test_an_outlier_under_a_pause_is_blamed_on_the_process_that_paused_longest() -> None:
+    stalled = sample(0.0, {50: STALL_S})
+    pauses = [
+        pause(0.252, 0.09),
+        pause(0.252, 0.02, "engine_core dp0 rank 0"),
+        pause(0.1, 0.0006, "engine_core dp0 rank 0", gc_generation=1),
+    ]
+    result = judged([stalled], pauses)
+    (outlier,) = result.outliers
+    assert outlier.cause == "worker dp0 rank 1"
+    assert outlier.measurement.index == 50
+    assert outlier.measurement.duration_s == pytest.approx(STEP_S + STALL_S)
+    assert outlier.median_s == pytest.approx(STEP_S)
+    assert result.gc_outliers == 1
+    assert (result.pause_count, result.longest_pause_s) == (3, 0.09)
+
+
+def test_an_outlier_that_a_pause_only_touches_is_not_blamed_on_it() -> None:
+    result = judged([sample(0.0, {50: STALL_S})], [pause(0.26, 0.01), pause(0.9, 0.2)])
+    assert [outlier.cause for outlier in result.outliers] == [NOT_GC]
+
+
+def test_pauses_of_several_processes_at_the_same_time_count_once() -> None:
+    pauses = [pause(0.26 + i / 1000, 0.03, f"worker dp0 rank {i}") for i in range(4)]
+    result = judged([sample(0.0, {50: STALL_S})], pauses)
+    assert [outlier.cause for outlier in result.outliers] == [NOT_GC], "33 ms of 100, not 120"
+
+
+def test_an_outlier_of_this_clients_own_gc_is_not_the_engines() -> None:
+    result = judged(
+        [sample(0.0, {50: STALL_S})], [pause(0.252, 0.1)], [pause(0.252, 0.1, "this client")]
+    )
+    assert [outlier.cause for outlier in result.outliers] == [CLIENT]
+    assert result.gc_outliers == 0
+
+
+def test_pauses_of_entering_and_restoring_are_outside() -> None:
+    entry, restore = pause(-1.0, 0.5, trigger="entry"), pause(2.0, 0.5, trigger="restore")
+    inside = pause(0.1, 0.3, trigger="maintain")
+    result = judged([sample(0.0)], [entry, inside, restore])
+    assert result.pauses == ()
+    assert result.longest_pause_s == 0.0, "nobody's fate: somebody asked for it"
+
+
+def test_blocks_of_a_policy_are_judged_together_and_growth_adds_up() -> None:
+    records = [
+        block([sample(0.0)], policy="off", number=0),
+        block([sample(10.0)], policy="freeze", number=1, growth_bytes=5 * MEBIBYTE),
+        block([sample(20.0)], policy="off", number=2, lost=7),
+    ]
+    off, freeze = judge(records)
+    assert (off.policy, len(off.measurements), off.growth_bytes) == ("off", 200, 2 * MEBIBYTE)
+    assert (freeze.policy, freeze.growth_bytes) == ("freeze", 5 * MEBIBYTE)
+    assert (off.lost_pauses, freeze.lost_pauses) == (7, 0)
+
+
+@pytest.mark.parametrize(("ratio", "is_one"), [(1.25, True), (1.0, False), (1.6, False)])
+def test_a_ladder_is_full_collections_whose_gaps_grow_as_cpythons_rule_has_it(
+    ratio: float, is_one: bool
+) -> None:
+    gaps_s = [0.2 * ratio**rung for rung in range(6)]
+    pauses = [pause(start_s, 0.001) for start_s in accumulate(gaps_s)]
+    result = judged([sample(0.0, tokens=2_000)], pauses)
+    assert result.ladder is not None
+    assert len(result.ladder.indices) == 6
+    assert result.ladder.ratio == pytest.approx(ratio, rel=0.05)
+    assert result.ladder.is_one is is_one
+
+
+def test_a_few_full_collections_are_no_ladder() -> None:
+    assert judged([sample(0.0)], [pause(0.1, 0.001), pause(0.3, 0.001)]).ladder is None
+
+
+def test_quantiles_are_measured_values() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert (quantile(values, 0.5), quantile(values, 0.99), quantile(values, 1.0)) == (51, 100, 100)
+    assert quantile([], 0.5) == 0.0
