@@ -1,4 +1,4 @@
-"""How long a freeze takes to be acknowledged by 8 and by 64 workers, beside a bare RPC that fans out to them.
+"""How long freeze, maintain and restore take to be acknowledged by 2, 8 and 64 workers, beside a bare RPC to them.
 
 On the embedded engine, both interleaved in one run, for machines are noisy. What is left when the RPC's time is
 taken away is ours: the command in each process, its page, and the sidecar's proof from the pages.
@@ -17,10 +17,11 @@ from bench.progress import show_progress
 from tests.embedded.engine import EmbeddedEngine, run_directory
 from tests.sidecar_process import SidecarProcess
 
-WORKERS = (8, 64)
+WORKERS = (2, 8, 64)
 ROUNDS = 30
 FLAGS = ("--heap-objects=2000", "--dev-mode")
 NO_OP, FREEZE, COLLECTING = "bare RPC fan-out", "freeze", "freeze, collecting first"
+MAINTAIN, RESTORE = "maintain", "restore"
 
 
 def milliseconds(action: Callable[[], object]) -> float:
@@ -31,8 +32,9 @@ def milliseconds(action: Callable[[], object]) -> float:
 
 
 def measure(workers: int, directory: Path) -> dict[str, list[float]]:
-    """ROUNDS rounds of one no-op in every worker and of two freezes, with and without a collection."""
-    times: dict[str, list[float]] = {NO_OP: [], FREEZE: [], COLLECTING: []}
+    """ROUNDS rounds of a no-op in every worker and of each operation."""
+    kinds = (NO_OP, FREEZE, COLLECTING, MAINTAIN, RESTORE)
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
     with (
         run_directory() as run_dir,
         EmbeddedEngine(
@@ -55,7 +57,8 @@ def measure(workers: int, directory: Path) -> dict[str, list[float]]:
             times[FREEZE].append(milliseconds(lambda: post("/gc/freeze", collect_first=False)))
             post("/gc/restore")
             times[COLLECTING].append(milliseconds(lambda: post("/gc/freeze")))
-            post("/gc/restore")
+            times[MAINTAIN].append(milliseconds(lambda: post("/gc/maintain")))
+            times[RESTORE].append(milliseconds(lambda: post("/gc/restore")))
             show_progress(f"{workers} workers: round", number + 1, ROUNDS)
     return times
 

@@ -148,6 +148,8 @@ def _bind(settings: Settings) -> socket.socket:
     """A socket that every API server accepts on; they listen when they are ready."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
+    # Connections inherit it: without it tokens wait for the acknowledgement of those before, 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((settings.host, settings.port))
     return listener

@@ -23,7 +23,7 @@ OUTLIER = 3.0
 CAUSED = 0.5
 # Dates of pauses are told to the millisecond.
 CLOCK_S = 0.001
-NOT_GC, CLIENT = "not GC", "this client's own GC"
+NOT_GC, CLIENT = "something else", "this client's own GC"
 # A ladder has at least so many rungs, and its gaps grow by a ratio in this range.
 LEAST_RUNGS = 4
 LADDER_RATIOS = (1.15, 1.35)

@@ -13,46 +13,75 @@ from gc_sidecar_agent.commands.output import seconds, size
 
 WIDTH, HEIGHT = 960, 260
 LEFT, RIGHT, TOP, BOTTOM = 70, 16, 12, 34
-COLUMNS = WIDTH - LEFT - RIGHT
+END_X, END_Y = WIDTH - RIGHT, HEIGHT - BOTTOM
+COLUMNS = END_X - LEFT
 COLOURS = {"off": "#b3261e", "freeze": "#1f6feb", "budget": "#1a7f37"}
 # Pauses shorter than this are too many to mark.
 MARKED_PAUSE_S = 0.002
+# Of a distribution all of the longest measurements are drawn, and of the others so many.
+DRAWN, DRAWN_OF_THE_LONGEST = 2_000, 200
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --faint: #6e7781; --line: #d0d7de; --back: #fff }
+PLOT_STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #57606a } .grid { stroke: #d0d7de } .mark { fill: #57606a }
 @media (prefers-color-scheme: dark) {
- :root { --ink: #e6edf3; --faint: #8b949e; --line: #30363d; --back: #0d1117 }
+ text { fill: #8b949e } .grid { stroke: #30363d } .mark { fill: #c9d1d9 }
 }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back) }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+"""
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 pre { overflow-x: auto; font-size: 13px } svg { width: 100%; height: auto } figure { margin: 1.5rem 0 }
-text { fill: var(--ink); font-size: 12px } .grid { stroke: var(--line) }
-figcaption { color: var(--faint) } .faint { fill: var(--faint) }
 """
 
 
 def write(results: Sequence[PolicyResult], about: dict[str, object]) -> str:
     """The whole page."""
-    told = "".join(
-        f"<tr><th scope=row>{_text(name)}</th><td>{_text(value)}</td></tr>"
+    figures = "".join(_figure(svg, caption) for svg, caption in plots(results))
+    rows = "".join(
+        f"<tr>{_tag('th', {'scope': 'row'}, _text(name))}{_tag('td', {}, _text(value))}</tr>"
         for name, value in about.items()
     )
-    figures = "".join(_latency_figure(result) for result in results)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>gc-sidecar sweep</title>
 <meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>
 <h1>Latency under each GC policy</h1>
 <pre>{_text(show(results))}</pre>
-<h2>Every measurement, and the pauses of GC</h2>{figures}
-<h2>Distribution</h2>{_distribution_figure(results)}
-<h2>Memory</h2>{_memory_figure(results)}
-<h2>About this sweep</h2><table>{told}</table>
+{figures}
+<h2>About this sweep</h2><table>{rows}</table>
 </body></html>
 """
 
 
+def plots(results: Sequence[PolicyResult]) -> list[tuple[str, str]]:
+    """Every plot as an SVG that can stand alone, with its caption."""
+    results = [result for result in results if result.measurements]
+    if not results:
+        return []
+    found = [_latency_plot(result) for result in results]
+    return [*found, _distribution_plot(results), _memory_plot(results)]
+
+
 def _text(value: object) -> str:
     return html.escape(str(value))
+
+
+def _tag(name: str, attributes: dict[str, object], content: str = "") -> str:
+    told = "".join(f' {key}="{_text(value)}"' for key, value in attributes.items())
+    return f"<{name}{told}>{content}</{name}>"
+
+
+def _figure(svg: str, caption: str) -> str:
+    return _tag("figure", {}, svg + _tag("figcaption", {}, _text(caption)))
+
+
+def _svg(content: Iterable[str], label: str) -> str:
+    attributes: dict[str, object] = {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "viewBox": f"0 0 {WIDTH} {HEIGHT}",
+        "role": "img",
+        "aria-label": label,
+    }
+    return _tag("svg", attributes, _tag("style", {}, PLOT_STYLE) + "".join(content))
 
 
 class _Scale:
@@ -73,59 +102,58 @@ class _Scale:
         return round(self._begin + share * (self._end - self._begin), 1)
 
 
-def _svg(content: Iterable[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(label)}">{"".join(content)}</svg>'
-
-
-def _figure(content: Iterable[str], caption: str) -> str:
-    return f"<figure>{_svg(content, caption)}<figcaption>{_text(caption)}</figcaption></figure>"
-
-
 def _decades(low: float, high: float) -> list[float]:
-    return [
-        10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ]
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [10.0**power for power in powers]
 
 
-def _time_axis(low_s: float, high_s: float) -> tuple[_Scale, list[str]]:
-    ticks = _decades(max(low_s, 1e-5), max(high_s, 1e-4))
-    scale = _Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP, log=True)
-    return scale, [
-        f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={scale(tick)} y2={scale(tick)} />"
-        f"<text x={LEFT - 6} y={scale(tick) + 4} text-anchor=end>{seconds(tick)}</text>"
-        for tick in ticks
-    ]
+def _row(y: float, label: str) -> str:
+    """A line across the plot, with its value."""
+    line = _tag("line", {"class": "grid", "x1": LEFT, "x2": END_X, "y1": y, "y2": y})
+    return line + _tag("text", {"x": LEFT - 6, "y": y + 4, "text-anchor": "end"}, _text(label))
 
 
-def _latency_figure(result: PolicyResult) -> str:
-    measurements = result.measurements
-    if not measurements:
-        return ""
-    colour = COLOURS[result.policy]
-    x = _Scale(0, len(measurements), LEFT, WIDTH - RIGHT)
-    long = [pause for pause in result.pauses if pause.duration_s >= MARKED_PAUSE_S]
-    lengths = [each.duration_s for each in measurements]
-    y, content = _time_axis(min(lengths), max(lengths + [pause.duration_s for pause in long]))
-    content += _envelope(measurements, x, y, colour)
-    content += [_outlier_mark(outlier, x, y, colour) for outlier in result.outliers]
-    content += _pause_marks(long, measurements, x, y)
-    content.append(
-        f"<text class=faint x={WIDTH - RIGHT} y={HEIGHT - 8} text-anchor=end>measurement</text>"
+def _line(points: Iterable[tuple[float, float]], colour: str, opacity: float = 1.0) -> str:
+    joined = " ".join(f"{x},{y}" for x, y in points)
+    return _tag(
+        "polyline",
+        {"points": joined, "fill": "none", "stroke": colour, "stroke-opacity": opacity},
     )
+
+
+def _legend(policies: Iterable[str], x: float, anchor: str) -> list[str]:
+    return [
+        _tag(
+            "text",
+            {"x": x, "y": TOP + 14 + 16 * number, "text-anchor": anchor, "style": f"fill:{COLOURS[policy]}"},
+            policy,
+        )
+        for number, policy in enumerate(policies)
+    ]  # fmt: skip
+
+
+def _below(label: str) -> str:
+    return _tag("text", {"x": END_X, "y": HEIGHT - 8, "text-anchor": "end"}, _text(label))
+
+
+def _latency_plot(result: PolicyResult) -> tuple[str, str]:
+    measurements, colour = result.measurements, COLOURS[result.policy]
+    x = _Scale(0, len(measurements), LEFT, END_X)
+    marked = [pause for pause in result.pauses if pause.duration_s >= MARKED_PAUSE_S]
+    lengths = [each.duration_s for each in measurements]
+    ticks = _decades(max(min(lengths), 1e-5), max(lengths + [p.duration_s for p in marked]))
+    y = _Scale(ticks[0], ticks[-1], END_Y, TOP, log=True)
     caption = (
         f"{result.policy}: the longest and the median token of each stretch; circles are outliers"
         f" ({result.gc_outliers} by GC, {result.causes[NOT_GC]} not), triangles are automatic pauses of GC"
     )
     if result.ladder is not None and result.ladder.is_one:
         caption += f"; {ladder_text(result.ladder)}"
-    return _figure(content, caption)
-
-
-def _outlier_mark(outlier: Outlier, x: _Scale, y: _Scale, colour: str) -> str:
-    each = outlier.measurement
-    what = f"{seconds(each.duration_s)} at {each.point}: {outlier.cause}"
-    at = f"cx={x(each.index)} cy={y(each.duration_s)}"
-    return f'<circle {at} r=3 fill="none" stroke="{colour}"><title>{_text(what)}</title></circle>'
+    content = [_row(y(tick), seconds(tick)) for tick in ticks]
+    content += _envelope(measurements, x, y, colour)
+    content += [_outlier_mark(outlier, x, y, colour) for outlier in result.outliers]
+    content += _pause_marks(marked, measurements, x, y)
+    return _svg([*content, _below("measurement")], caption), caption
 
 
 def _envelope(measurements: Sequence[Measurement], x: _Scale, y: _Scale, colour: str) -> list[str]:
@@ -134,12 +162,16 @@ def _envelope(measurements: Sequence[Measurement], x: _Scale, y: _Scale, colour:
     longest, median = [], []
     for first in range(0, len(measurements), per_column):
         column = sorted(each.duration_s for each in measurements[first : first + per_column])
-        longest.append(f"{x(first)},{y(column[-1])}")
-        median.append(f"{x(first)},{y(column[len(column) // 2])}")
-    return [
-        f'<polyline points="{" ".join(longest)}" fill="none" stroke="{colour}" stroke-opacity=".35" />',
-        f'<polyline points="{" ".join(median)}" fill="none" stroke="{colour}" />',
-    ]
+        longest.append((x(first), y(column[-1])))
+        median.append((x(first), y(column[len(column) // 2])))
+    return [_line(longest, colour, 0.35), _line(median, colour)]
+
+
+def _outlier_mark(outlier: Outlier, x: _Scale, y: _Scale, colour: str) -> str:
+    each = outlier.measurement
+    what = f"{seconds(each.duration_s)} at {each.point}: {outlier.cause}"
+    at = {"cx": x(each.index), "cy": y(each.duration_s), "r": 3, "fill": "none", "stroke": colour}
+    return _tag("circle", at, _tag("title", {}, _text(what)))
 
 
 def _pause_marks(
@@ -154,86 +186,65 @@ def _pause_marks(
         left, top = x(index), y(pause.duration_s)
         what = f"{pause.process}: gen{pause.gc_generation}, {seconds(pause.duration_s)}"
         marks.append(
-            f'<path d="M{left - 4},{top - 7}h8l-4,7z" fill="currentColor"><title>{_text(what)}</title></path>'
+            _tag(
+                "path",
+                {"class": "mark", "d": f"M{left - 4},{top - 7}h8l-4,7z"},
+                _tag("title", {}, _text(what)),
+            )
         )
     return marks
 
 
-def _distribution_figure(results: Sequence[PolicyResult]) -> str:
+def _distribution_plot(results: Sequence[PolicyResult]) -> tuple[str, str]:
     """For each length, the share of measurements that took longer: both by their logarithms."""
     durations = {r.policy: sorted(each.duration_s for each in r.measurements) for r in results}
-    everything = [value for values in durations.values() for value in (values[:1] + values[-1:])]
-    if not everything:
-        return ""
-    x = _Scale(min(everything), max(everything), LEFT, WIDTH - RIGHT, log=True)
+    shortest = min(values[0] for values in durations.values())
+    longest = max(values[-1] for values in durations.values())
     least = 1 / max(len(values) for values in durations.values())
-    y = _Scale(1.0, least, TOP, HEIGHT - BOTTOM, log=True)
+    x = _Scale(shortest, longest, LEFT, END_X, log=True)
+    y = _Scale(1.0, least, TOP, END_Y, log=True)
     content = [
-        f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={y(tick)} y2={y(tick)} />"
-        f"<text x={LEFT - 6} y={y(tick) + 4} text-anchor=end>{100 * tick:g} %</text>"
-        for tick in _decades(least, 1.0)
-        if least <= tick <= 1.0
+        _row(y(tick), f"{100 * tick:g} %") for tick in _decades(least, 1.0) if least <= tick <= 1.0
     ]
     content += [
-        f"<text x={x(tick)} y={HEIGHT - 16} text-anchor=middle>{seconds(tick)}</text>"
-        for tick in _decades(min(everything), max(everything))
-        if min(everything) <= tick <= max(everything)
+        _tag("text", {"x": x(tick), "y": HEIGHT - 16, "text-anchor": "middle"}, seconds(tick))
+        for tick in _decades(shortest, longest)
+        if shortest <= tick <= longest
     ]
-    for number, (policy, values) in enumerate(durations.items()):
-        step = max(1, len(values) // 2000)
-        places = [
-            *range(0, max(0, len(values) - 200), step),
-            *range(max(0, len(values) - 200), len(values)),
-        ]
-        points = " ".join(f"{x(values[i])},{y((len(values) - i) / len(values))}" for i in places)
-        content.append(
-            f'<polyline points="{points}" fill="none" stroke="{COLOURS[policy]}" stroke-width=1.5 />'
-        )
-        content.append(
-            f"<text x={WIDTH - RIGHT - 4} y={TOP + 14 + 16 * number} text-anchor=end"
-            f' style="fill:{COLOURS[policy]}">{policy}</text>'
-        )
-    return _figure(
-        content, "The share of measurements that took longer than a time, for each policy"
-    )
+    for policy, values in durations.items():
+        tail = max(0, len(values) - DRAWN_OF_THE_LONGEST)
+        places = [*range(0, tail, max(1, len(values) // DRAWN)), *range(tail, len(values))]
+        points = [(x(values[i]), y((len(values) - i) / len(values))) for i in places]
+        content.append(_line(points, COLOURS[policy]))
+    caption = "The share of measurements that took longer than a time, for each policy"
+    return _svg([*content, *_legend(durations, END_X - 4, "end")], caption), caption
 
 
-def _memory_figure(results: Sequence[PolicyResult]) -> str:
+def _memory_plot(results: Sequence[PolicyResult]) -> tuple[str, str]:
     """How memory grew inside each policy's blocks, one after the other."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for result in results:
-        elapsed_s = grown = 0.0
-        line = lines.setdefault(result.policy, [(0.0, 0.0)])
-        for block in result.memory:
-            begin = block[0]
-            line += [
-                (
-                    elapsed_s + each.read_s - begin.read_s,
-                    grown + each.anonymous_bytes - begin.anonymous_bytes,
-                )
-                for each in block
-            ]
-            elapsed_s, grown = line[-1]
+    lines = {result.policy: _growth(result) for result in results}
     values = [value for line in lines.values() for _, value in line]
     longest_s = max(time_s for line in lines.values() for time_s, _ in line)
-    x = _Scale(0, longest_s, LEFT, WIDTH - RIGHT)
-    y = _Scale(min(values), max(values), HEIGHT - BOTTOM, TOP)
-    content = [
-        f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={y(tick)} y2={y(tick)} />"
-        f"<text x={LEFT - 6} y={y(tick) + 4} text-anchor=end>{size(tick)}</text>"
-        for tick in sorted({min(values), 0.0, max(values)})
+    x = _Scale(0, longest_s, LEFT, END_X)
+    y = _Scale(min(values), max(values), END_Y, TOP)
+    content = [_row(y(tick), size(tick)) for tick in sorted({min(values), 0.0, max(values)})]
+    content += [
+        _line([(x(time_s), y(value)) for time_s, value in line], COLOURS[policy])
+        for policy, line in lines.items()
     ]
-    for number, (policy, line) in enumerate(lines.items()):
-        points = " ".join(f"{x(time_s)},{y(value)}" for time_s, value in line)
-        content.append(
-            f'<polyline points="{points}" fill="none" stroke="{COLOURS[policy]}" stroke-width=1.5 />'
-        )
-        content.append(
-            f'<text x={LEFT + 8} y={TOP + 14 + 16 * number} style="fill:{COLOURS[policy]}">{policy}</text>'
-        )
-    content.append(
-        f"<text class=faint x={WIDTH - RIGHT} y={HEIGHT - 8} text-anchor=end>{seconds(longest_s)}</text>"
-    )
-    return _figure(
-        content, "Growth of the engine's anonymous memory inside the blocks of each policy"
-    )
+    caption = "Growth of the engine's anonymous memory inside the blocks of each policy"
+    content += [*_legend(lines, LEFT + 8, "start"), _below(seconds(longest_s))]
+    return _svg(content, caption), caption
+
+
+def _growth(result: PolicyResult) -> list[tuple[float, float]]:
+    elapsed_s = grown = 0.0
+    line = [(0.0, 0.0)]
+    for block in result.memory:
+        begin = block[0]
+        line += [
+            (elapsed_s + each.read_s - begin.read_s, grown + each.anonymous_bytes - begin.anonymous_bytes)
+            for each in block
+        ]  # fmt: skip
+        elapsed_s, grown = line[-1]
+    return line

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from gc_sidecar.__main__ import main
+from gc_sidecar.server import listeners
 from gc_sidecar.server.listeners import MAXIMUM_CONNECTIONS, SILENCE_S
 from tests.unit.server.stand_in import StandInEngine
 
@@ -337,3 +338,12 @@ def test_a_connection_that_asks_for_nothing_is_closed(
             assert connection.recv(1) == b""
         except ConnectionResetError:
             pass
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    with (
+        listeners._bind("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

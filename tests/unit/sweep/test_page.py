@@ -23,7 +23,7 @@ RESULTS = judge(
 def test_the_page_needs_no_other_host_and_says_what_the_table_says() -> None:
     text = page.write(RESULTS, {"engine_url": "http://x/<script>alert(1)</script>"})
     assert "<script" not in text
-    assert not re.search(r"(src|href|url\()\s*=?", text)
+    assert not re.search(r"\b(src|href)=|url\(|@import", text)
     for line in reporting.show(RESULTS).splitlines():
         assert line.replace("'", "&#x27;") in text
 
@@ -33,9 +33,8 @@ def test_every_plot_is_well_formed_and_has_what_it_tells_of() -> None:
     plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(plots) == 4, "a latency for each policy, the distribution, memory"
     for plot in plots:
-        quoted = re.sub(r"=([\w.+-]+)(?=[\s/>])", r'="\1"', plot)
-        root = ElementTree.fromstring(quoted)
-        assert root.iter("polyline")
+        root = ElementTree.fromstring(plot)
+        assert root.findall("{http://www.w3.org/2000/svg}polyline")
     assert plots[0].count("<circle") == 2
     assert plots[0].count("<path") == 1
 
@@ -43,7 +42,7 @@ def test_every_plot_is_well_formed_and_has_what_it_tells_of() -> None:
 def test_what_machines_read_has_every_outlier_and_every_measurement(tmp_path: Path) -> None:
     document = json.loads(json.dumps(reporting.document(RESULTS, {"machine": "x"})))
     off, budget = document["policies"]
-    assert off["outliers_by_cause"] == {"worker dp0 rank 1": 1, "not GC": 1}
+    assert off["outliers_by_cause"] == {"worker dp0 rank 1": 1, "something else": 1}
     assert (off["gc_outliers"], budget["gc_outliers"]) == (1, 0)
     reporting.write_csv(RESULTS, tmp_path / "m.csv")
     with (tmp_path / "m.csv").open() as file:
@@ -51,5 +50,5 @@ def test_what_machines_read_has_every_outlier_and_every_measurement(tmp_path: Pa
     assert len(rows) == 200
     assert [row["outlier_cause"] for row in rows if row["outlier_cause"]] == [
         "worker dp0 rank 1",
-        "not GC",
+        "something else",
     ]
