@@ -83,6 +83,9 @@ FULL = Plan(
     steps=1_000,
     work=380_000,
 )
+# Memory tells only after many freezes, and does not mind how long a step takes.
+MEMORY_POLICIES = (OFF, *OURS, DISABLED)
+MEMORY = Plan((Scale(1_000_000, 1, MEMORY_POLICIES, MEMORY_POLICIES),), steps=10_000, work=20_000)
 QUICK = Plan((Scale(300_000, 1, POLICIES, POLICIES),), steps=250, work=20_000)
 
 
@@ -319,6 +322,11 @@ def row_of(subject: Subject, outcomes: Outcomes) -> Row:
     )
 
 
+def rows_of(outcomes: Outcomes) -> list[Row]:
+    """The figures of all subjects that tables show."""
+    return [row_of(subject, outcomes) for subject in table_order(outcomes)]
+
+
 # --- the verdicts ---
 
 
@@ -447,8 +455,19 @@ growth, / live         of anonymous memory, MiB, and relative to what the object
 full                   full collections, automatic or asked for"""
 
 
-def print_tables(rows: Sequence[Row], plan: Plan) -> None:
+def print_tables(rows: Sequence[Row]) -> None:
     """A table for each interpreter, heap and garbage."""
+    for name, those in groupby(rows, key=title):
+        group = list(those)
+        print(f"\n{name}; rounds: {group[0].rounds}")
+        print(f"{'':26}" + "".join(f"{name:>{WIDTH}}" for name, _ in COLUMNS))
+        for row in group:
+            cells = (cell(row).replace("nan", "-") for _, cell in COLUMNS)
+            print(f"{row.policy:26}" + "".join(f"{cell:>{WIDTH}}" for cell in cells))
+
+
+def print_legend(plan: Plan) -> None:
+    """What was done, and what the columns mean."""
     ticks = plan.steps // TICKS_PER_RUN
     print(
         f"Each process takes {plan.steps:,} steps. A step keeps {RETAIN} objects for good and makes"
@@ -457,13 +476,6 @@ def print_tables(rows: Sequence[Row], plan: Plan) -> None:
         f" is {ticks} steps, the second of\n"
         f"gc.collect() each second {STEPS_PER_COLLECT}.\n\n{LEGEND}"
     )
-    for name, those in groupby(rows, key=title):
-        group = list(those)
-        print(f"\n{name}; rounds: {group[0].rounds}")
-        print(f"{'':26}" + "".join(f"{name:>{WIDTH}}" for name, _ in COLUMNS))
-        for row in group:
-            cells = (cell(row).replace("nan", "-") for _, cell in COLUMNS)
-            print(f"{row.policy:26}" + "".join(f"{cell:>{WIDTH}}" for cell in cells))
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
@@ -495,9 +507,16 @@ def main() -> int:
     started = time.monotonic()
     outcomes = measure_all(plan, find_pythons(own), own)
     took_s = time.monotonic() - started
-    rows = [row_of(subject, outcomes) for subject in table_order(outcomes)]
+    rows = rows_of(outcomes)
     verdicts = judge(rows, outcomes, own)
-    print_tables(rows, plan)
+    print_legend(plan)
+    print_tables(rows)
+    if not args.quick:
+        memory_rows = rows_of(measure_all(MEMORY, {own: sys.executable}, own))
+        print(f"\n\nMemory: {MEMORY.steps:,} steps, each of them short.")
+        print_tables(memory_rows)
+        rows += memory_rows
+        verdicts += judge_growth(memory_rows)
     print_verdicts(verdicts)
     processes = sum(len(those) for those in outcomes.values())
     print(f"\n{processes} processes in {took_s:.0f} s")

@@ -105,9 +105,8 @@ def test_one_that_is_stopped_goes_on_where_it_was_and_leaves_normal_gc(
         process.send_signal(number)
         process.wait(timeout=30)
     if number == signal.SIGKILL:
-        # Nobody is there to restore; the lease is short, and whoever goes on has the same owner.
-        assert sidecar.status()["policy"]["owner"] == "sweep"
-        wait_for("normal GC", lambda: sidecar.post("/gc/restore", {"owner": "sweep"})[0] == 200)
+        # Nobody is there to restore; the lease is short, and whoever goes on ends it first.
+        assert sidecar.status()["policy"]["mode"] == "freeze"
     else:
         assert process.returncode == 130
         wait_for("normal GC", lambda: sidecar.status()["policy"]["mode"] == "off")
@@ -116,6 +115,19 @@ def test_one_that_is_stopped_goes_on_where_it_was_and_leaves_normal_gc(
     assert "goes on with" in done.stderr
     report = json.loads(done.stdout)
     assert {each["measurements"] for each in report["policies"]} == {2 * 2 * 8 * 50}
+
+
+def test_it_does_not_measure_under_a_policy_of_somebody_else(
+    running: tuple[Scene, SidecarProcess], tmp_path: Path
+) -> None:
+    _, sidecar = running
+    assert sidecar.post("/gc/freeze", {"owner": "bench-1"})[0] == 200
+    for policy in ("off", "budget"):
+        done = sweep(running, tmp_path, f"--policies={policy}", "--fresh")
+        assert done.returncode == 1
+        assert "under the freeze policy of 'bench-1'" in done.stderr
+    assert sidecar.status()["policy"]["owner"] == "bench-1"
+    assert sidecar.post("/gc/restore", {"owner": "bench-1"})[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -122,4 +122,4 @@ def test_a_policy_that_does_not_exist_stops_vllm_at_its_start(
     ):
         pass
     log = (tmp_path / "vllm.log").read_text()
-    assert "GC_SIDECAR_POLICY='Freeze' is not a policy: it may be off or freeze" in log
+    assert "GC_SIDECAR_POLICY='Freeze' is not a policy: it may be off, freeze or budget" in log

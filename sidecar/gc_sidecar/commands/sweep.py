@@ -131,7 +131,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, "--pause-budget", duration, metavar="DURATION",
         help=f"of budget (default {DEFAULT_BUDGET_MS:g}ms)",
     )  # fmt: skip
-    option(parser, "--owner", str, metavar="NAME", help="whose policies they are (default sweep)")
+    option(
+        parser,
+        "--owner",
+        str,
+        metavar="NAME",
+        help="whose policies they are (default: a name of its own)",
+    )
     option(parser, "--seed", int, metavar="N", help="of the random prompts (default 0)")
     add_switch(
         parser, "--fresh", help="throw away what is in DIR and begin anew", environment=False
@@ -156,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     # What is here now stays: our own collections need not walk it.
     gc.collect()
     gc.freeze()
-    session = Session(client, driver, plan, args.owner or "sweep", tell)
+    session = Session(client, driver, plan, args.owner or f"sweep-{plan.fingerprint}", tell)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         journal.about["model"] = asyncio.run(driver.find_model())

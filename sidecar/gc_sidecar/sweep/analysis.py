@@ -26,6 +26,8 @@ CLOCK_S = 0.001
 NOT_GC, CLIENT = "something else", "this client's own GC"
 # A ladder has at least so many rungs, and its gaps grow by a ratio in this range.
 LEAST_RUNGS = 4
+# What a window says of the pauses that a sweep is about. Any other reason is a fault of the block.
+EXPECTED_REASONS = ("pause_over_limit", "stall_over_limit", "lost_records")
 LADDER_RATIOS = (1.15, 1.35)
 
 
@@ -82,6 +84,7 @@ class PolicyResult:
     growth_bytes: int
     memory: tuple[tuple[Memory, ...], ...]
     ladder: Ladder | None
+    disturbances: tuple[str, ...]
 
     @property
     def causes(self) -> Counter[str]:
@@ -136,6 +139,12 @@ def _judge(policy: str, blocks: Sequence[BlockRecord]) -> PolicyResult:
         ),
         memory=tuple(block.memory for block in blocks),
         ladder=_longest_ladder(blocks, measurements),
+        disturbances=tuple(
+            f"block {block.number + 1}: {reason['code']}: {reason['detail']}"
+            for block in blocks
+            for reason in block.verdict.get("reasons", ())
+            if reason["code"] not in EXPECTED_REASONS
+        ),
     )
 
 

@@ -58,6 +58,7 @@ def _notes(result: PolicyResult) -> list[str]:
     ladder = result.ladder
     if ladder is not None and ladder.is_one:
         notes.append(f"  {ladder_text(ladder)}")
+    notes += [f"  NOT VALID, {disturbance}" for disturbance in result.disturbances]
     if result.lost_pauses:
         notes.append(
             f"  {result.lost_pauses} pauses are not known one by one, so more outliers than these may be theirs"
@@ -114,6 +115,7 @@ def _policy_document(result: PolicyResult) -> dict[str, Any]:
         "full_collections": result.full_collections,
         "longest_automatic_pause_s": result.longest_pause_s,
         "pauses_without_record": result.lost_pauses,
+        "disturbances": list(result.disturbances),
         "memory_growth_bytes": result.growth_bytes,
         "ladder": vars(ladder) | {"is_one": ladder.is_one} if ladder else None,
     }

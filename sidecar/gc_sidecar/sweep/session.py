@@ -112,6 +112,14 @@ class Session:
 
     @contextlib.contextmanager
     def _policy(self, policy: str) -> Iterator[None]:
+        self.restore()  # of a sweep before this one, that was killed
+        status = self._client.get_status().body["policy"]
+        if status["mode"] != "off":
+            raise ClientError(
+                "owned_by_other",
+                f"the engine is under the {status['mode']} policy of {status['owner']!r}",
+                remedy="end it first: gc-sidecar restore --owner NAME",
+            )
         if policy == "off":
             yield
             return

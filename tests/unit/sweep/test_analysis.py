@@ -7,6 +7,7 @@ from itertools import accumulate
 import pytest
 
 from gc_sidecar.sweep.analysis import CLIENT, FIRST, NOT_GC, PolicyResult, judge, quantile
+from gc_sidecar.sweep.reporting import show
 from tests.unit.sweep.samples import MEBIBYTE, STEP_S, block, pause, sample
 
 STALL_S = 0.1
@@ -79,6 +80,15 @@ def test_blocks_of_a_policy_are_judged_together_and_growth_adds_up() -> None:
     assert (off.policy, len(off.measurements), off.growth_bytes) == ("off", 200, 2 * MEBIBYTE)
     assert (freeze.policy, freeze.growth_bytes) == ("freeze", 5 * MEBIBYTE)
     assert (off.lost_pauses, freeze.lost_pauses) == (7, 0)
+
+
+def test_a_block_in_which_something_else_happened_is_named() -> None:
+    record = block([sample(0.0)], number=3)
+    told = [("pause_over_limit", "worker: 90 ms"), ("policy_ended", "worker left freeze")]
+    record.verdict["reasons"] = [{"code": code, "detail": detail} for code, detail in told]
+    (result,) = judge([record])
+    assert result.disturbances == ("block 4: policy_ended: worker left freeze",)
+    assert "NOT VALID, block 4: policy_ended" in show([result])
 
 
 @pytest.mark.parametrize(("ratio", "is_one"), [(1.25, True), (1.0, False), (1.6, False)])
