@@ -17,7 +17,9 @@ from typing import Any
 from tests.embedded.engine import EmbeddedEngine, run_directory
 from tests.sidecar_process import SidecarProcess
 
-OBJECTS = (1_000_000, 5_000_000, 10_000_000)
+# Objects in all, rounds, and requests at the point of a block. On the smallest heap one block of each policy is
+# long enough for a ladder: the heap is three times as large at its end.
+SIZES = ((1_000_000, 1, 20), (5_000_000, 2, 4), (10_000_000, 2, 4))
 WORKERS = 2
 # A step retains a five-hundredth of a worker's heap, so that at every size a full collection comes within a block.
 STEPS_FOR_THE_SAME_AGAIN = 500
@@ -28,7 +30,7 @@ BUDGET_MS = 5.0
 TOLERANCE = 1.5
 
 
-def measure(objects: int, out: Path) -> dict[str, dict[str, Any]]:
+def measure(objects: int, rounds: int, requests: int, out: Path) -> dict[str, dict[str, Any]]:
     """The report of a sweep by policy."""
     per_worker = objects // WORKERS
     with tempfile.TemporaryDirectory() as name, run_directory() as run_dir:
@@ -48,7 +50,8 @@ def measure(objects: int, out: Path) -> dict[str, dict[str, Any]]:
                 *(sys.executable, "-m", "gc_sidecar", "sweep", f"--out={out}", "--fresh"),
                 *(f"--url={sidecar.url}", f"--engine-url={engine.url}"),
                 *("--prompt-tokens=8", "--output-tokens=50", "--concurrency=1", "--warm-up=0"),
-                *("--requests=4", "--rounds=2", f"--policies={','.join(POLICIES)}"),
+                *(f"--requests={requests}", f"--rounds={rounds}"),
+                f"--policies={','.join(POLICIES)}",
             ]
             subprocess.run(command, check=True)
     report = json.loads((out / "report.json").read_text())
@@ -61,9 +64,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/bench-embedded-sweep"))
     args = parser.parse_args()
     longest_ms: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    for objects in OBJECTS:
+    ladders = []
+    for objects, rounds, requests in SIZES:
         print(f"\n{objects:,} objects in all", flush=True)
-        found = measure(objects, args.out / str(objects))
+        found = measure(objects, rounds, requests, args.out / str(objects))
+        ladder = found["off"]["ladder"]
+        ladders += [ladder["ratio"]] if ladder and ladder["is_one"] else []
         for policy in POLICIES:
             longest_ms[policy].append(1000 * found[policy]["longest_automatic_pause_s"])
     print("\nlongest automatic pause of any GC generation, ms, by heap")
@@ -73,7 +79,10 @@ def main() -> int:
     grows = longest_ms["off"] == sorted(longest_ms["off"])
     print(f"budget at most {TOLERANCE * BUDGET_MS:g} ms: {'kept' if is_kept else 'NOT KEPT'}")
     print(f"off grows with the heap: {'yes' if grows else 'NO'}")
-    return 0 if is_kept and grows else 1
+    print(
+        f"the ladder under off: {', '.join(f'ratio {each:.2f}' for each in ladders) or 'NOT FOUND'}"
+    )
+    return 0 if is_kept and grows and ladders else 1
 
 
 if __name__ == "__main__":

@@ -91,10 +91,9 @@ def main() -> int:
     print("starting vLLM (TP=2) ...", file=sys.stderr)
     report = run(args.out, args.steps, {})
     if args.images is not None:
-        for number, plot in enumerate(
-            re.findall("<svg.*?</svg>", (args.out / "report.html").read_text(), re.S)
-        ):
-            (args.images / f"sweep-{number}.svg").write_text(plot)
+        plots = re.findall("<svg.*?</svg>", (args.out / "report.html").read_text(), re.DOTALL)
+        for name, plot in zip((*POLICIES, "distribution", "memory"), plots, strict=True):
+            (args.images / f"sweep-{name}.svg").write_text(plot + "\n")
     found = {each["policy"]: each for each in report["policies"]}
     print(f"{report['engine_steps']:,} engine steps in all; {2 * RECORDS} objects retained at each")
     verdicts = {
