@@ -114,7 +114,7 @@ format: install ## put imports and layout in order
 	$(PY) -m ruff format .
 
 # All of them, and a status other than 0 at the end where one did not keep its limits.
-BENCHES := meter_cost scrape scrape_effect fan_out control_latency policies embedded_sweep vllm_sweep
+BENCHES := meter_cost scrape scrape_effect fan_out control_latency policies embedded_rate embedded_sweep vllm_sweep
 bench: install $(VLLM_READY) ## what it costs and what it brings, against what people do instead (40 minutes)
 	@status=0; for bench in $(BENCHES); do \
 	  echo "==> bench/$$bench.py"; PYTHONPATH=. $(PY) bench/$$bench.py || status=1; done; exit $$status
