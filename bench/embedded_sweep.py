@@ -11,18 +11,32 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.embedded.engine import EmbeddedEngine, run_directory
 from tests.sidecar_process import SidecarProcess
 
-# Objects in all, rounds, and requests at the point of a block. On the smallest heap one block of each policy is
-# long enough for a ladder: the heap is three times as large at its end.
-SIZES = ((1_000_000, 1, 20), (5_000_000, 2, 4), (10_000_000, 2, 4))
+
+@dataclass(frozen=True)
+class Size:
+    """Objects in all, how many each process retains at a step, rounds, and requests of a block."""
+
+    objects: int
+    retain: int
+    rounds: int
+    requests: int
+
+
+# Under off at least one full collection comes in each block; on the smallest heap enough for a ladder. More than
+# these would keep both cores busy all the time, and what is measured is how the machine shares them out.
+SIZES = (
+    Size(1_000_000, 1_000, 1, 20),
+    Size(5_000_000, 625, 2, 25),
+    Size(10_000_000, 1_250, 2, 25),
+)
 WORKERS = 2
-# A step retains a five-hundredth of a worker's heap, so that at every size a full collection comes within a block.
-STEPS_FOR_THE_SAME_AGAIN = 500
 FLAGS = ("--garbage-per-step=200", "--garbage-lifetime-steps=1", "--step-ms=5")
 POLICIES = ("off", "freeze", "budget")
 BUDGET_MS = 5.0
@@ -30,15 +44,14 @@ BUDGET_MS = 5.0
 TOLERANCE = 1.5
 
 
-def measure(objects: int, rounds: int, requests: int, out: Path) -> dict[str, dict[str, Any]]:
+def measure(size: Size, out: Path) -> dict[str, dict[str, Any]]:
     """The report of a sweep by policy."""
-    per_worker = objects // WORKERS
     with tempfile.TemporaryDirectory() as name, run_directory() as run_dir:
         directory = Path(name)
         with (
             EmbeddedEngine(
-                *FLAGS, f"--workers={WORKERS}", f"--heap-objects={per_worker}",
-                f"--retain-per-step={per_worker // STEPS_FOR_THE_SAME_AGAIN}",
+                *FLAGS, f"--workers={WORKERS}", f"--heap-objects={size.objects // WORKERS}",
+                f"--retain-per-step={size.retain}",
                 run_dir=run_dir, log_path=directory / "engine.log",
             ) as engine,
             SidecarProcess(
@@ -50,7 +63,7 @@ def measure(objects: int, rounds: int, requests: int, out: Path) -> dict[str, di
                 *(sys.executable, "-m", "gc_sidecar", "sweep", f"--out={out}", "--fresh"),
                 *(f"--url={sidecar.url}", f"--engine-url={engine.url}"),
                 *("--prompt-tokens=8", "--output-tokens=50", "--concurrency=1", "--warm-up=0"),
-                *(f"--requests={requests}", f"--rounds={rounds}"),
+                *(f"--requests={size.requests}", f"--rounds={size.rounds}"),
                 f"--policies={','.join(POLICIES)}",
             ]
             subprocess.run(command, check=True)
@@ -65,9 +78,9 @@ def main() -> int:
     args = parser.parse_args()
     longest_ms: dict[str, list[float]] = {policy: [] for policy in POLICIES}
     ladders = []
-    for objects, rounds, requests in SIZES:
-        print(f"\n{objects:,} objects in all", flush=True)
-        found = measure(objects, rounds, requests, args.out / str(objects))
+    for size in SIZES:
+        print(f"\n{size.objects:,} objects in all", flush=True)
+        found = measure(size, args.out / str(size.objects))
         ladder = found["off"]["ladder"]
         ladders += [ladder["ratio"]] if ladder and ladder["is_one"] else []
         for policy in POLICIES:
