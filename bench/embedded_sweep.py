@@ -82,7 +82,7 @@ def main() -> int:
         print(f"\n{size.objects:,} objects in all", flush=True)
         found = measure(size, args.out / str(size.objects))
         ladder = found["off"]["ladder"]
-        ladders += [ladder["ratio"]] if ladder and ladder["is_one"] else []
+        ladders += [ladder["ratio"]] if ladder else []
         for policy in POLICIES:
             longest_ms[policy].append(1000 * found[policy]["longest_automatic_pause_s"])
     print("\nlongest automatic pause of any GC generation, ms, by heap")

@@ -485,13 +485,28 @@ def this_process() -> Agent:
             _agent = Agent(os.environ.get(RUN_DIR_VARIABLE) or None, this_gate())
         if not _fork_is_watched:
             _fork_is_watched = True
-            os.register_at_fork(before=_wait_before_fork, after_in_child=_leave_behind_after_fork)
+            os.register_at_fork(
+                before=_wait_before_fork,
+                after_in_parent=_go_on_after_fork,
+                after_in_child=_leave_behind_after_fork,
+            )
         return _agent
 
 
 def _wait_before_fork() -> None:
     try:
+        if _agent is not None:
+            # Where several threads allocate, one of them is in a callback nearly all the time: no new one begins.
+            _agent.meter.suspend()
         outlast_callbacks()
+    except Exception:  # nothing of ours may disturb a fork
+        pass
+
+
+def _go_on_after_fork() -> None:
+    try:
+        if _agent is not None:
+            _agent.meter.resume()
     except Exception:  # nothing of ours may disturb a fork
         pass
 

@@ -100,6 +100,7 @@ class PauseMeter:
     """
 
     __slots__ = (
+        "_is_suspended",
         "_requested_thread",
         "_requested_trigger",
         "_start_ns",
@@ -125,6 +126,7 @@ class PauseMeter:
         self.requested_ns = 0
         self.budget_ns = self.freeze_after_ns = NEVER_NS
         self.frozen_after_ns = 0
+        self._is_suspended = False
         self._requested_thread = 0
         self._requested_trigger = _EXPLICIT
         self._start_ns = 0
@@ -136,7 +138,7 @@ class PauseMeter:
 
     def attach(self) -> None:
         """Be called at every collection from now on; also after somebody cleared gc.callbacks."""
-        if self.callback not in gc.callbacks:
+        if self.callback not in gc.callbacks and not self._is_suspended:
             # Whoever removed it in the middle of a collection kept the stop from us.
             if self._start_ns:
                 self._start_ns = 0
@@ -147,6 +149,16 @@ class PauseMeter:
         """Not be called any more."""
         while self.callback in gc.callbacks:
             gc.callbacks.remove(self.callback)
+
+    def suspend(self) -> None:
+        """Not be called until `resume`, whoever attaches meanwhile."""
+        self._is_suspended = True
+        self.detach()
+
+    def resume(self) -> None:
+        """Be called again."""
+        self._is_suspended = False
+        self.attach()
 
     @contextmanager
     def requested(self, trigger: str) -> Iterator[None]:

@@ -151,4 +151,4 @@ def test_what_cannot_be_done_says_why_and_leaves_normal_gc(
     assert (done.returncode, told in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
     assert sidecar.status()["policy"]["mode"] == "off"
-    assert os.listdir(tmp_path) in ([], ["sweep.jsonl"])
+    assert {*os.listdir(tmp_path)} <= {"sweep.jsonl", ".lock"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import hashlib
 import json
 import platform
 import signal
@@ -23,9 +24,9 @@ from gc_sidecar import __version__
 from gc_sidecar.sweep import page, reporting
 from gc_sidecar.sweep.analysis import judge
 from gc_sidecar.sweep.driver import DriveError, Driver
-from gc_sidecar.sweep.journal import NAME, Journal
+from gc_sidecar.sweep.journal import Journal
 from gc_sidecar.sweep.plan import POLICIES, Plan, PlanError, check_policies, grid, read_points
-from gc_sidecar.sweep.session import Session
+from gc_sidecar.sweep.session import LEASE_S, Session
 from gc_sidecar_agent.cli import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -41,7 +42,7 @@ from gc_sidecar_agent.commands.options import (
     add_option,
     add_switch,
     describe,
-    duration,
+    duration_with_unit,
     make_client,
     warn,
 )
@@ -63,7 +64,10 @@ EXAMPLES = """\
   gc-sidecar sweep --out s1 --json | jq '.policies[] | {policy, gc_outliers, longest_s}'
 """
 REPORT, PAGE, CSV = "report.json", "report.html", "measurements.csv"
-FIXES = "the engine is in normal GC; repeat the command to go on after the last whole block"
+FIXES = (
+    f"its policy is ended, or ends by its lease within {LEASE_S:g} s; repeat the command to go on after the last"
+    " whole block"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"which policies (default {','.join(POLICIES)})",
     )  # fmt: skip
     option(
-        parser, "--pause-budget", duration, metavar="DURATION",
+        parser, "--pause-budget", duration_with_unit, metavar="DURATION",
         help=f"of budget (default {DEFAULT_BUDGET_MS:g}ms)",
     )  # fmt: skip
     option(
@@ -138,7 +142,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="whose policies they are (default: a name of its own)",
     )
-    option(parser, "--seed", int, metavar="N", help="of the random prompts (default 0)")
+    option(
+        parser,
+        "--seed",
+        int,
+        metavar="N",
+        help="of the random prompts (default: new ones each time)",
+    )
     add_switch(
         parser, "--fresh", help="throw away what is in DIR and begin anew", environment=False
     )
@@ -150,19 +160,17 @@ def run(args: argparse.Namespace) -> int:
     try:
         plan = make_plan(args)
         client = make_client(args)
-        if args.fresh:
-            (args.out / NAME).unlink(missing_ok=True)
         engine_url = args.engine_url or "http://localhost:8000"
-        driver = Driver(engine_url, args.model, args.seed or 0)
-        journal = Journal(args.out, plan, _about(engine_url, plan))
+        driver = Driver(engine_url, args.model, args.seed)
+        journal = Journal(args.out, plan, _about(engine_url, plan), args.fresh)
     except (PlanError, UsageError, OSError) as error:
-        warn(f"gc-sidecar sweep: {error}")
+        warn(str(error))
         return EXIT_USAGE
     tell = _progress(plan, journal)
     # What is here now stays: our own collections need not walk it.
     gc.collect()
     gc.freeze()
-    session = Session(client, driver, plan, args.owner or f"sweep-{plan.fingerprint}", tell)
+    session = Session(client, driver, plan, args.owner or _owner(plan, args.out), tell)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         journal.about["model"] = asyncio.run(driver.find_model())
@@ -170,11 +178,13 @@ def run(args: argparse.Namespace) -> int:
             journal.add(session.run_block(block))
             _write_report(journal, args.out)
     except KeyboardInterrupt:
-        warn(f"\ngc-sidecar sweep: interrupted; {FIXES}")
+        tell("")
+        warn(f"interrupted; {FIXES}")
         return EXIT_INTERRUPTED
-    except (ClientError, DriveError) as error:
+    except (ClientError, DriveError, OSError) as error:
         remedy = getattr(error, "remedy", None)
-        warn(f"\ngc-sidecar sweep: {error}{f'; {remedy}' if remedy else ''}\n{FIXES}")
+        tell("")
+        warn(f"{error}; {remedy or FIXES}")
         return EXIT_UNREACHABLE if isinstance(error, Unreachable) else EXIT_FAILED
     report = _write_report(journal, args.out)
     if args.json:
@@ -208,6 +218,13 @@ def make_plan(args: argparse.Namespace) -> Plan:
         pause_budget_ms=DEFAULT_BUDGET_MS
         if args.pause_budget is None
         else 1000 * args.pause_budget,
+    )
+
+
+def _owner(plan: Plan, out: Path) -> str:
+    """The same for a sweep that goes on, and another for any other."""
+    return (
+        f"sweep-{hashlib.sha256(f'{plan.fingerprint} {out.resolve()}'.encode()).hexdigest()[:12]}"
     )
 
 

@@ -35,7 +35,7 @@ class Sample:
 class Driver:
     """Requests to the engine at `url`."""
 
-    def __init__(self, url: str, model: str | None, seed: int) -> None:
+    def __init__(self, url: str, model: str | None, seed: int | None) -> None:
         self._url = url.rstrip("/")
         self._model = model
         self._random = random.Random(seed)
@@ -99,11 +99,19 @@ class Driver:
                     now_s = time.monotonic()
                     if not line.startswith("data: ") or line == "data: [DONE]":
                         continue
-                    if '"error"' in line and "error" in json.loads(line[6:]):
-                        raise DriveError(f"at {point} the engine failed: {line[6:300]}")
+                    if '"error"' in line and _is_error(line[6:]):
+                        raise DriveError(f"at {point} the engine failed: {line[6:300]!r}")
                     tokens_s.append(now_s)
         except httpx.HTTPError as error:
             raise DriveError(f"at {point}: {type(error).__name__}: {error}") from None
         if not tokens_s:
             raise DriveError(f"at {point} the engine sent no token")
         return Sample(started_s, tuple(tokens_s))
+
+
+def _is_error(event: str) -> bool:
+    try:
+        content = json.loads(event)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(content, dict) or bool(content.get("error"))

@@ -5,6 +5,7 @@ A block counts when its line is whole. So a sweep that was killed goes on after 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from gc_sidecar.sweep.driver import Sample
 from gc_sidecar.sweep.plan import Block, Plan, PlanError, Point
 
-NAME = "sweep.jsonl"
+NAME, LOCK_NAME = "sweep.jsonl", ".lock"
 FORMAT = "gc-sidecar.sweep/v1"
 
 
@@ -55,17 +56,37 @@ class BlockRecord:
 class Journal:
     """The journal in `directory`, begun for `plan` or gone on with. Raises PlanError if it is another plan's."""
 
-    def __init__(self, directory: Path, plan: Plan, about: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, plan: Plan, about: dict[str, Any], fresh: bool = False
+    ) -> None:
         self.path = directory / NAME
         self.records: list[BlockRecord] = []
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = (directory / LOCK_NAME).open("w")  # until this process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PlanError(f"another sweep is at work in {directory}") from None
+        if fresh:
+            self.path.unlink(missing_ok=True)
         if self.path.exists():
-            self.about = self._read(plan)
+            try:
+                self.about = self._read(plan)
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+                if isinstance(error, PlanError):
+                    raise
+                raise PlanError(
+                    f"{self.path} is damaged ({type(error).__name__}); take another directory, or --fresh"
+                ) from None
         else:
-            directory.mkdir(parents=True, exist_ok=True)
             self.about = about
             self._append(
                 {"format": FORMAT, "plan": asdict(plan), "id": plan.fingerprint, "about": about}
             )
+
+    def close(self) -> None:
+        """Leave it to another sweep."""
+        self._lock.close()
 
     def missing(self, plan: Plan) -> list[Block]:
         """The blocks that have not been run."""

@@ -86,11 +86,14 @@ def grid(
 
 def read_points(path: Path) -> tuple[Point, ...]:
     """The points in a CSV file with a header, or a JSON file with a list of objects. Raises PlanError, OSError."""
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PlanError(f"{path} is not UTF-8") from None
     if path.suffix == ".json":
         try:
             rows = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"{path} is not JSON: {error}") from None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise PlanError(f"{path} must hold a list of objects with {', '.join(POINT_FIELDS)}")

@@ -12,7 +12,7 @@ from gc_sidecar_agent.commands.output import change, count, seconds, table
 
 REPORT_FORMAT = "gc-sidecar.sweep-report/v1"
 COLUMNS = (
-    "POLICY", "MEASURED", "OUTLIERS", "BY GC", "LONGEST", "P50", "P99", "P99.9", "FULL GCS", "LONGEST", "MEMORY",
+    "POLICY", "MEASURED", "OUTLIERS", "BY GC", "LONGEST", "P50", "P99", "P99.9", "FULL GCS", "GC PAUSE", "MEMORY",
 )  # fmt: skip
 CSV_FIELDS = (
     "policy", "block", "index", "prompt_tokens", "output_tokens", "concurrency", "kind", "started_s",
@@ -41,7 +41,8 @@ def show(results: Sequence[PolicyResult]) -> str:
         parts.append("\n".join([f"{result.policy}: {_causes(result)}", *_notes(result)]))
     parts.append(
         f"A measurement is one token's time. An outlier took more than {OUTLIER:g} times the median of its point;"
-        f" GC caused it\nwhere pauses cover at least {100 * CAUSED:g} % of what it took beyond that."
+        f" GC caused it\nwhere pauses cover at least {100 * CAUSED:g} % of what it took beyond that. FULL GCS and"
+        " GC PAUSE (the longest)\nare automatic ones; MEMORY is the growth of all processes together."
     )
     return "\n\n".join(parts)
 
@@ -71,7 +72,7 @@ def ladder_text(ladder: Ladder) -> str:
     indices = ", ".join(f"{index:,}" for index in ladder.indices)
     return (
         f"full collections of {ladder.process} came at measurements {indices}:"
-        f" each gap is {ladder.ratio:.2f} times the one before"
+        f" typically each gap is {ladder.ratio:.2f} times the one before"
     )
 
 
@@ -117,7 +118,7 @@ def _policy_document(result: PolicyResult) -> dict[str, Any]:
         "pauses_without_record": result.lost_pauses,
         "disturbances": list(result.disturbances),
         "memory_growth_bytes": result.growth_bytes,
-        "ladder": vars(ladder) | {"is_one": ladder.is_one} if ladder else None,
+        "ladder": vars(ladder) if ladder is not None and ladder.is_one else None,
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import shlex
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -77,21 +79,17 @@ class Session:
         with self._policy(block.policy), ClientMeter() as meter:
             clock_offset_s = time.time() - time.monotonic()
             began_s = time.time()
-            window_id = f"{self._owner}-{block.number}-{time.time_ns()}"
-            self._client.request(
-                "POST",
-                "/gc/windows",
-                {"window_id": window_id, "name": block.name, "max_pause_ms": WINDOW_LIMIT_MS,
-                 "max_stall_share": 1},
-            )  # fmt: skip
-            memory = [self._memory()]
-            points: list[tuple[Point, tuple[Sample, ...]]] = []
-            for number, point in enumerate(block.points, 1):
-                self._tell(f"{block.name}, point {number} of {len(block.points)}: {point}")
-                samples = asyncio.run(self._drive(point))
-                points.append((point, tuple(samples)))
-                memory.append(self._memory())
-            answer = self._client.request("POST", f"/gc/windows/{quote(window_id)}/close", {})
+            with self._window(block) as window_id:
+                memory = [self._memory()]
+                points: list[tuple[Point, tuple[Sample, ...]]] = []
+                total = len(self._plan.blocks())
+                for number, point in enumerate(block.points, 1):
+                    where = f"point {number} of {len(block.points)}: {point}"
+                    self._tell(f"{block.name} of {total}, {where}")
+                    samples = asyncio.run(self._drive(point))
+                    points.append((point, tuple(samples)))
+                    memory.append(self._memory())
+            answer = self._client.request("GET", f"/gc/windows/{quote(window_id)}")
             pauses, lost = self._pauses(began_s)
             return BlockRecord(
                 number=block.number,
@@ -104,6 +102,19 @@ class Session:
                 memory=tuple(memory),
                 verdict=dict(answer.body["window"]["verdict"]),
             )
+
+    @contextlib.contextmanager
+    def _window(self, block: Block) -> Iterator[str]:
+        """A window that is closed at the end, however that comes: no more than 16 may be open."""
+        window_id = f"{self._owner}-{block.number}-{time.time_ns()}"
+        limits = {"max_pause_ms": WINDOW_LIMIT_MS, "max_stall_share": 1}
+        fields = {"window_id": window_id, "name": block.name, **limits}
+        self._client.request("POST", "/gc/windows", fields)
+        try:
+            yield window_id
+        finally:
+            with contextlib.suppress(ClientError):
+                self._client.request("POST", f"/gc/windows/{quote(window_id)}/close", {})
 
     async def _drive(self, point: Point) -> list[Sample]:
         if self._plan.warm_up:
@@ -118,7 +129,7 @@ class Session:
             raise ClientError(
                 "owned_by_other",
                 f"the engine is under the {status['mode']} policy of {status['owner']!r}",
-                remedy="end it first: gc-sidecar restore --owner NAME",
+                remedy=f"end it first: gc-sidecar restore --owner {shlex.quote(str(status['owner']))}",
             )
         if policy == "off":
             yield
@@ -138,7 +149,8 @@ class Session:
         finally:
             # Also where we were interrupted before the answer came: the policy may be in force.
             ended.set()
-            self.restore()
+            with _uninterrupted():
+                self.restore()
         if failures:
             raise failures[0]
 
@@ -182,6 +194,18 @@ class Session:
             for each in reversed(body["pauses"])
         )
         return found, int(body["matching"]) - len(found) + int(body["lost"])
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Whoever is impatient and interrupts a second time would keep the engine from its normal GC."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _seconds(date: str) -> float:

@@ -16,7 +16,7 @@ from gc_sidecar_agent.commands.options import (
     add_policy_arguments,
     change_fields,
     describe,
-    duration,
+    duration_with_unit,
     policy_fields,
 )
 from gc_sidecar_agent.commands.output import judge_change, perform, show_policy_change
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser,
         "--pause-budget",
-        duration,
+        duration_with_unit,
         metavar="DURATION",
         help="the longest automatic collection that you accept,"
         f" at least {MINIMUM_BUDGET_MS:g}ms (default {DEFAULT_BUDGET_MS:g}ms)",

@@ -54,6 +54,14 @@ def duration(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is not a duration like 90s, 15m or 1h30m")
 
 
+def duration_with_unit(text: str) -> float:
+    """The same where a plain number could be taken for milliseconds: it is refused."""
+    seconds = duration(text)
+    if text[-1:].isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit: say {text}ms or {text}s")
+    return seconds
+
+
 def size(text: str) -> int:
     """The bytes in `text`, units as in Kubernetes: 2GiB or 2Gi is binary, 2GB or 2G decimal."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]i?|)b?", text.strip().lower())

@@ -151,6 +151,9 @@ def _headline(document: dict[str, Any]) -> str:
     lines = [("policy", ", ".join(described))]
     if policy.get("lease_expires_at"):
         lines.append(("lease", f"ends at {word(policy['lease_expires_at'])}"))
+    over = [each.get("pauses_over_budget") or 0 for each in rows_of(document)]
+    if mode == "budget":
+        lines.append(("over it", f"{sum(over)} automatic collections since the processes started"))
     if policy.get("reason"):
         lines.append(("ended", word(policy["reason"])))
     lines.append(

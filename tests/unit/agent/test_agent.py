@@ -852,6 +852,30 @@ def test_children_forked_where_a_young_collection_starts_in_a_long_call_can_coll
     assert children == [0] * 10
 
 
+@in_own_process
+def test_children_forked_while_several_threads_allocate_can_collect() -> None:
+    agent = this_process()
+    agent.start("worker", 0, 0, None, "test")
+    is_over = threading.Event()
+
+    def allocate() -> None:
+        kept: list[list[int]] = []
+        while not is_over.is_set():
+            kept.append([len(kept)])
+            if len(kept) > 20_000:
+                kept = []
+
+    threads = [threading.Thread(target=allocate) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    children = [status_of_a_child_that_collects() for _ in range(10)]
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert children == [0] * 10
+    assert agent.meter.callback in gc.callbacks
+
+
 def run_bytecode(seconds: float) -> None:
     """As an engine does between collections: other threads get their turn in it after 5 ms."""
     end = time.monotonic() + seconds
