@@ -18,6 +18,7 @@ from gc_sidecar.sweep.plan import Point
 # Any vocabulary has these; at random, so that no server finds a prompt in its cache.
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 10, 99
 TIMEOUT_S = 600.0
+JSON = {"Content-Type": "application/json"}
 
 
 class DriveError(Exception):
@@ -56,14 +57,16 @@ class Driver:
 
     async def drive(self, point: Point, requests: int) -> list[Sample]:
         """Send `requests` at `point`, so many at a time as it says. Raises DriveError."""
+        # All of them first: to write a long one takes longer than a token, and would hold up our clock.
+        bodies = [self._body(point) for _ in range(requests)]
         limits = httpx.Limits(max_connections=point.concurrency)
         async with httpx.AsyncClient(limits=limits, timeout=TIMEOUT_S, trust_env=False) as http:
-            left = iter(range(requests))
+            left = iter(bodies)
             samples: list[Sample] = []
 
             async def send_some() -> None:
-                for _ in left:
-                    samples.append(await self._send(http, point))
+                for body in left:
+                    samples.append(await self._send(http, point, body))
 
             senders = [asyncio.create_task(send_some()) for _ in range(point.concurrency)]
             try:
@@ -74,22 +77,27 @@ class Driver:
                 await asyncio.wait(senders)
         return sorted(samples, key=lambda sample: sample.started_s)
 
-    async def _send(self, http: httpx.AsyncClient, point: Point) -> Sample:
+    def _body(self, point: Point) -> bytes:
+        prompt = [
+            self._random.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(point.prompt_tokens)
+        ]
         body = {
             "model": self._model,
-            "prompt": [
-                self._random.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID)
-                for _ in range(point.prompt_tokens)
-            ],
+            "prompt": prompt,
             "max_tokens": point.output_tokens,
             "ignore_eos": True,
             "temperature": 0.0,
             "stream": True,
         }
+        return json.dumps(body).encode()
+
+    async def _send(self, http: httpx.AsyncClient, point: Point, body: bytes) -> Sample:
         tokens_s: list[float] = []
         started_s = time.monotonic()
         try:
-            async with http.stream("POST", f"{self._url}/v1/completions", json=body) as answer:
+            async with http.stream(
+                "POST", f"{self._url}/v1/completions", content=body, headers=JSON
+            ) as answer:
                 if answer.status_code != 200:
                     text = (await answer.aread()).decode(errors="replace")
                     raise DriveError(

@@ -856,24 +856,27 @@ def test_children_forked_where_a_young_collection_starts_in_a_long_call_can_coll
 def test_children_forked_while_several_threads_allocate_can_collect() -> None:
     agent = this_process()
     agent.start("worker", 0, 0, None, "test")
+    # Collections walk enough that the callback is where threads meet: one of them is in it nearly all the time.
+    heap = [Cycle() for _ in range(100_000)]
     is_over = threading.Event()
 
     def allocate() -> None:
-        kept: list[list[int]] = []
+        kept: list[Cycle] = []
         while not is_over.is_set():
-            kept.append([len(kept)])
+            kept.append(Cycle())
             if len(kept) > 20_000:
-                kept = []
+                kept.clear()
 
-    threads = [threading.Thread(target=allocate) for _ in range(3)]
+    threads = [threading.Thread(target=allocate) for _ in range(6)]
     for thread in threads:
         thread.start()
-    children = [status_of_a_child_that_collects() for _ in range(10)]
+    children = [status_of_a_child_that_collects() for _ in range(20)]
     is_over.set()
     for thread in threads:
         thread.join()
-    assert children == [0] * 10
+    assert children == [0] * 20
     assert agent.meter.callback in gc.callbacks
+    assert heap
 
 
 def run_bytecode(seconds: float) -> None:
