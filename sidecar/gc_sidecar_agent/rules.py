@@ -42,11 +42,10 @@ class Rule:
 
     def hold(self, found: Thresholds) -> None:
         """Set what keeps the promise, where thresholds were `found`. Raises RuleError."""
-        raise NotImplementedError
 
     def is_held(self) -> bool:
         """Whether the thresholds are those that it set."""
-        raise NotImplementedError
+        return False
 
     def suspend(self) -> None:
         """For a maintenance, before the heap is unfrozen: no full collection comes by itself, and the callback
