@@ -96,7 +96,7 @@ def test_late_tokens_are_not_blamed_on_gc_where_it_was_something_else(stage: Sta
     with traffic(stage.scene):
         wait_for("it runs", lambda: _tokens(stage) > 0)
         stage.open("else", max_pause_ms=LONG_MS)
-        for _ in range(6):
+        for _ in range(3):
             os.kill(worker, signal.SIGSTOP)
             time.sleep(STANDSTILL_S)  # the standstill itself
             os.kill(worker, signal.SIGCONT)
