@@ -15,6 +15,7 @@ from tests.deploy.metrics import METRICS
 from tests.embedded.engine import scene
 from tests.prometheus import Prometheus, hurried, promtool
 from tests.sidecar_process import SidecarProcess, wait_for
+from tests.striking import strike
 from tests.vllm.scene import Scene, pids_of
 
 FLAGS = ("--workers=2", "--heap-objects=30000", "--step-ms=4", "--retain-per-step=100")
@@ -75,7 +76,7 @@ def test_an_alert_fires_while_a_process_stands_still_and_ends_with_it(stage: Sta
     assert sidecar.post("/gc/freeze")[0] == 200
     worker = pids_of(sidecar.status())["worker-0-1"]
     wait_for("quiet", lambda: "GcSidecarAgentStale" not in prometheus.firing())
-    os.kill(worker, signal.SIGSTOP)
+    strike(worker, signal.SIGSTOP)
     try:
         wait_for("the alert", lambda: "GcSidecarAgentStale" in prometheus.firing(), 40)
     finally:

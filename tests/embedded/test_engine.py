@@ -16,6 +16,7 @@ import pytest
 
 from tests.embedded.engine import EmbeddedEngine
 from tests.sidecar_process import wait_for
+from tests.striking import strike
 
 STALL_S = 0.25
 # Longer than any token takes on a machine however busy: a bound of vLLM's histogram, and a stall beyond it.
@@ -191,7 +192,7 @@ def test_inter_token_latency_is_that_of_the_engine_core_which_made_the_token(
         # A pause of the API server is none of an engine core's: both go on meanwhile.
         before = late_tokens(engine)
         (server,) = engine.pids("api_server")
-        os.kill(server, signal.SIGSTOP)
+        strike(server, signal.SIGSTOP)
         time.sleep(LATE_STALL_S)
         os.kill(server, signal.SIGCONT)
         wait_for(

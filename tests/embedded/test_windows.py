@@ -14,6 +14,7 @@ import pytest
 from tests.embedded.engine import scene
 from tests.observing import PLANT_WITNESS, assert_as_witnessed, traffic
 from tests.sidecar_process import SidecarProcess, wait_for
+from tests.striking import strike
 from tests.vllm.scene import Scene, pids_of
 
 FLAGS = ("--workers=2", "--heap-objects=200000", "--step-ms=4")
@@ -97,7 +98,7 @@ def test_late_tokens_are_not_blamed_on_gc_where_it_was_something_else(stage: Sta
         wait_for("it runs", lambda: _tokens(stage) > 0)
         stage.open("else", max_pause_ms=LONG_MS)
         for _ in range(3):
-            os.kill(worker, signal.SIGSTOP)
+            strike(worker, signal.SIGSTOP)
             time.sleep(STANDSTILL_S)  # the standstill itself
             os.kill(worker, signal.SIGCONT)
             seen = _tokens(stage)

@@ -14,7 +14,6 @@ import logging
 import random
 import secrets
 import shutil
-import signal
 import time
 import warnings
 from collections.abc import Coroutine, Iterator
@@ -292,9 +291,9 @@ class Machine(RuleBasedStateMachine):
         ask = Ask(kind, "stand-still", force=True, interval_s=77.0)
         fields = {**ask.fields(), "deadline_s": STANDSTILL_DEADLINE_S}
         before = self.model.wanted
-        self.engine.signal(place, signal.SIGSTOP)
+        self.engine.stop(place)
         answer = self.do(self.sidecar.change(PATHS[kind], fields))
-        self.engine.signal(place, signal.SIGCONT)
+        self.engine.go_on(place)
         if (answer.status, answer.code) != (504, "outcome_unknown"):
             raise self.disagreement(f"answered {answer}, not 504 outcome_unknown")
         self.model.is_new(answer.shown.generation)

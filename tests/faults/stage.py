@@ -22,6 +22,7 @@ from gc_sidecar_agent.page import PageContent, list_pages, read_page
 from tests.embedded.engine import EmbeddedEngine, gone, scene
 from tests.forked_sidecar import ForkedSidecar
 from tests.sidecar_process import SidecarProcess, wait_for
+from tests.striking import strike
 from tests.vllm.real_vllm import wait_until
 from tests.vllm.scene import Scene, pids_of
 
@@ -46,6 +47,7 @@ gc.set_threshold(700 + os.getpid() % 100, 10, 10)
 # A full collection does not begin while there is a gate: so its middle lasts for as long as a test wants.
 HOLD_AT_GATE = """
 import gc, os, time
+from tests.striking import strike
 def hold_at_gate(phase, info, exists=os.path.exists, sleep=time.sleep, now=time.monotonic):
     if phase == "start" and info["generation"] == 2:
         until = now() + 60
@@ -216,7 +218,7 @@ class EmbeddedStage(Stage):
     def held_launcher(self) -> Iterator[None]:
         """Keep the engine's first process from ending the others when one has died, so that they live on."""
         launcher = self._engine.launcher.pid
-        os.kill(launcher, signal.SIGSTOP)
+        strike(launcher, signal.SIGSTOP)
         try:
             yield
         finally:

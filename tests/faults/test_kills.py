@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from gc_sidecar_agent.board import Board
-from tests.embedded.engine import gone
 from tests.faults.stage import (
     API_SERVER,
     CORE,
@@ -35,6 +34,7 @@ from tests.faults.stage import (
     staged,
 )
 from tests.sidecar_process import SidecarProcess, wait_for
+from tests.striking import strike
 from tests.vllm.scene import rows_of
 
 SIDECAR = "sidecar"
@@ -160,20 +160,20 @@ def test_a_process_of_the_engine_is_stopped(case: Case, lasting_stage: EmbeddedS
 
 def act(case: Case, stage: EmbeddedStage, sidecar: SidecarProcess) -> Answer:
     """What the case says: an operation, and a signal before it, in the middle of it or after it."""
-    strike = functools.partial(os.kill, stage.pids[case.victim], case.signal)
+    strike_victim = functools.partial(strike, stage.pids[case.victim], case.signal)
     if case.operation != "freeze":
         assert_done(case, sidecar, "freeze")
     if case.stage == "after":
         answer = assert_done(case, sidecar, case.operation)
-        strike()
+        strike_victim()
         return answer
     if case.stage == "before":
-        strike()
+        strike_victim()
         return ask(case, sidecar, case.operation, SHORT_DEADLINE_S).answer()
     with stage.gate():
         asking = ask(case, sidecar, case.operation, SHORT_DEADLINE_S)
         stage.wait_until_held(asking)
-        strike()
+        strike_victim()
     return asking.answer()
 
 
@@ -249,8 +249,7 @@ def killed(case: Case, stage: EmbeddedStage) -> None:
                 wait_for("it is on the board", lambda: is_on_board(operation_id, stage.board()))
             elif case.stage == "after":
                 assert_done(case, first, case.operation)
-            os.kill(first.pid, signal.SIGKILL)
-            assert gone([first.pid])
+            strike(first.pid, signal.SIGKILL)
         if case.stage == "before":
             asking = ask(case, first, case.operation, SHORT_DEADLINE_S)
         assert asking is None or asking.answer().code is None
@@ -308,7 +307,7 @@ def stopped(case: Case, stage: EmbeddedStage) -> None:
                 gate.enter_context(stage.gate())
                 asking = ask(case, sidecar, case.operation, LONG_DEADLINE_S)
                 stage.wait_until_held(asking)
-            os.kill(sidecar.pid, signal.SIGSTOP)
+            strike(sidecar.pid, signal.SIGSTOP)
         if case.stage == "before":
             asking = ask(case, sidecar, case.operation, LONG_DEADLINE_S)
         if (case.stage, case.operation) == ("in the middle of", "freeze"):

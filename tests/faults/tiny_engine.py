@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from gc_sidecar_agent.command import METHOD
 from gc_sidecar_agent.endpoint import PATH as ENDPOINT_PATH
 from gc_sidecar_agent.endpoint import TOKEN_NAME
 from tests.faults.controlled_time import ControlledTime
+from tests.striking import strike
 from tests.unit.agent.own_process import environment
 
 
@@ -170,9 +172,13 @@ class TinyEngine(httpx.AsyncBaseTransport):
         self._nursery.order(end=process.pid)
         process.close()
 
-    def signal(self, place: Place, number: int) -> None:
-        """Stop it, or let it go on."""
-        os.kill(self.processes[place].pid, number)
+    def stop(self, place: Place) -> None:
+        """SIGSTOP; it stands still when this returns."""
+        strike(self.processes[place].pid, signal.SIGSTOP)
+
+    def go_on(self, place: Place) -> None:
+        """SIGCONT."""
+        os.kill(self.processes[place].pid, signal.SIGCONT)
 
     async def truth(self) -> dict[Place, dict[str, Any]]:
         """What the GC of each living process really is like."""

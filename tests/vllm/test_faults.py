@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults.stage import CORE, LAST_WORKER, Asking, Stage, outcome_of
 from tests.sidecar_process import SidecarProcess, wait_for
+from tests.striking import strike
 from tests.vllm.scene import Scene, pids_of, rows_of, scene
 
 DEADLINE_S = 4.0
@@ -52,7 +53,7 @@ def test_a_sidecar_killed_in_the_middle_of_a_maintenance(tp2: Scene, stage: Stag
         with stage.gate():
             asking = ask(sidecar, "maintain")
             stage.wait_until_held(asking)
-            os.kill(sidecar.pid, signal.SIGKILL)
+            strike(sidecar.pid, signal.SIGKILL)
         assert asking.answer().code is None
         stage.assert_serves()
         stage.assert_normal(stage.pids)
@@ -66,7 +67,7 @@ def test_a_process_stopped_in_the_middle_of_a_freeze(tp2: Scene, stage: Stage, v
         with stage.gate():
             asking = ask(sidecar, "freeze", lease_s=LEASE_S)
             stage.wait_until_held(asking)
-            os.kill(stage.pids[victim], signal.SIGSTOP)
+            strike(stage.pids[victim], signal.SIGSTOP)
             stopped.callback(os.kill, stage.pids[victim], signal.SIGCONT)
         answer = asking.answer()
         assert answer.code == 504, answer
@@ -111,7 +112,7 @@ def assert_its_end_is_told(
     with stage.gate():
         asking = ask(sidecar, operation)
         stage.wait_until_held(asking)
-        os.kill(stage.pids[victim], signal.SIGKILL)
+        strike(stage.pids[victim], signal.SIGKILL)
     asking.answer()
     ended = outcome_of(asking.operation_id, sidecar)
     assert ended["state"] in ("failed", "rolled_back", "unknown"), ended

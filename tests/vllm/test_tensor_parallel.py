@@ -15,6 +15,7 @@ from gc_sidecar_agent.page import list_pages, read_page
 from tests import observing
 from tests.prometheus import Prometheus
 from tests.sidecar_process import SidecarProcess, wait_for
+from tests.striking import strike
 from tests.vllm.scene import HELD_OFF, Scene, gen2_counts, pids_of, rows_of, scene
 
 EVERYONE = {"api_server-0-0", "engine_core-0-0", "worker-0-0", "worker-0-1"}
@@ -349,7 +350,7 @@ def test_a_damaged_page_of_a_stopped_process_is_told(tp2: Scene, sidecar: Sideca
     assert tp2.run_dir is not None
     pid = pids_of(sidecar.status())["worker-0-1"]
     name = next(n for n in list_pages(str(tp2.run_dir)) if n.startswith("worker-dp0-r1-"))
-    os.kill(pid, signal.SIGSTOP)  # it cannot make a new one meanwhile
+    strike(pid, signal.SIGSTOP)  # it cannot make a new one meanwhile
     try:
         (tp2.run_dir / name).write_bytes(b"")
 

@@ -14,6 +14,7 @@ from gc_sidecar.server.claim import CLAIM_NAME, Claim, ClaimedError, claimant
 from gc_sidecar.server.run_dir import RunDir
 from gc_sidecar_agent.board import Board, read_board, write_board
 from gc_sidecar_agent.command import Command
+from tests.striking import strike
 from tests.unit.agent.diagnosis import memory_volume
 from tests.unit.agent.own_process import Child, hear, say
 
@@ -49,7 +50,7 @@ def test_a_second_one_is_refused_and_told_whose_it_is_until_that_has_ended(tmp_p
             assert f"pid {first.pid} " in told
             assert "at 127.0.0.1:9470 since 20" in told
             assert claimant(str(tmp_path)) == told
-            os.kill(first.pid, signal.SIGSTOP)
+            strike(first.pid, signal.SIGSTOP)
             assert second.ask("stopped is not gone") == told
             os.kill(first.pid, signal.SIGKILL)
             first.process.wait()
