@@ -22,7 +22,7 @@ from typing import Any
 
 from gc_sidecar import __version__
 from gc_sidecar.sweep import page, reporting
-from gc_sidecar.sweep.analysis import judge
+from gc_sidecar.sweep.analysis import PolicyResult, judge
 from gc_sidecar.sweep.driver import DriveError, Driver
 from gc_sidecar.sweep.journal import Journal
 from gc_sidecar.sweep.plan import POLICIES, Plan, PlanError, check_policies, grid, read_points
@@ -53,8 +53,9 @@ point (prompt length, output length, concurrency) runs equally often under each 
 alternate, so that what drifts on the machine hits all alike. A sidecar must run beside the engine.
 
 A sweep that was stopped or killed goes on where it stopped when you repeat the command; meanwhile the
-engine is in normal GC. The report is written anew after every block: report.html, report.json,
-measurements.csv.
+engine is in normal GC. A block in which something else happened (a process restarted, somebody asked
+for a collection) is left out, and run again in the same way. The report is written anew after every
+block: report.html, report.json, measurements.csv.
 """
 
 EXAMPLES = """\
@@ -124,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--warm-up",
         _count,
         metavar="N",
-        help="requests before them that count for nothing (default 2)",
+        help="requests before them that count for nothing (default 2, and one on each connection)",
     )
     option(parser, "--rounds", _positive, metavar="N", help="blocks of each policy (default 3)")
     option(
@@ -147,7 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         int,
         metavar="N",
-        help="of the random prompts (default: new ones each time)",
+        help="of the random prompts, of which each block has its own (default: new ones each time)",
     )
     add_switch(
         parser, "--fresh", help="throw away what is in DIR and begin anew", environment=False
@@ -162,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         client = make_client(args)
         engine_url = args.engine_url or "http://localhost:8000"
         driver = Driver(engine_url, args.model, args.seed)
-        journal = Journal(args.out, plan, _about(engine_url, plan), args.fresh)
+        journal = Journal(args.out, plan, _about(engine_url, plan), args.fresh, (PAGE, REPORT, CSV))
     except (PlanError, UsageError, OSError) as error:
         warn(str(error))
         return EXIT_USAGE
@@ -173,8 +174,10 @@ def run(args: argparse.Namespace) -> int:
     session = Session(client, driver, plan, args.owner or _owner(plan, args.out), tell)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        journal.about["model"] = asyncio.run(driver.find_model())
-        for block in journal.missing(plan):
+        missing = journal.missing(plan)
+        if missing:
+            journal.about["model"] = asyncio.run(driver.find_model())
+        for block in missing:
             journal.add(session.run_block(block))
             _write_report(journal, args.out)
     except KeyboardInterrupt:
@@ -186,13 +189,18 @@ def run(args: argparse.Namespace) -> int:
         tell("")
         warn(f"{error}; {remedy or FIXES}")
         return EXIT_UNREACHABLE if isinstance(error, Unreachable) else EXIT_FAILED
-    report = _write_report(journal, args.out)
+    results = _write_report(journal, args.out)
     if args.json:
-        print(json.dumps(report))
+        print(json.dumps(reporting.document(results, journal.about)))
     else:
         tell("")
-        print(reporting.show(judge(journal.records)))
+        print(reporting.show(results))
         print(f"\n{args.out / PAGE}\n{args.out / REPORT}\n{args.out / CSV}")
+    if any(result.disturbed for result in results):
+        warn(
+            "some blocks are left out, for something else happened in them; repeat the command to run them again"
+        )
+        return EXIT_FAILED
     return EXIT_OK
 
 
@@ -239,18 +247,18 @@ def _about(engine_url: str, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _write_report(journal: Journal, directory: Path) -> dict[str, Any]:
+def _write_report(journal: Journal, directory: Path) -> list[PolicyResult]:
     results = judge(journal.records)
     report = reporting.document(results, journal.about)
     (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (directory / PAGE).write_text(page.write(results, journal.about), encoding="utf-8")
     reporting.write_csv(results, directory / CSV)
-    return report
+    return results
 
 
 def _progress(plan: Plan, journal: Journal) -> Callable[[str], None]:
     total = len(plan.blocks())
-    begun = len(journal.records)
+    begun = total - len(journal.missing(plan))
     if begun:
         warn(f"goes on with {journal.path}: {begun} of {total} blocks are done")
 

@@ -32,6 +32,7 @@ from gc_sidecar.server.security import is_from_browser
 from gc_sidecar.server.verdicts import DEFAULT_MAX_PAUSE_MS, DEFAULT_MAX_STALL_SHARE, Limits
 from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import (
+    DEFAULT_BUDGET_MS,
     DEFAULT_DEADLINE_S,
     DEFAULT_INTERVAL_S,
     MAXIMUM_BUDGET_MS,
@@ -136,30 +137,34 @@ class FreezeFields(ChangeFields):
     collect_first: bool = Field(True, description="run a full collection before")
 
 
-def _budget_needs_its_pause(schema: dict[str, Any]) -> None:
+def _pause_is_of_budget(schema: dict[str, Any]) -> None:
     """What `PolicyFields` checks beyond single fields, said in JSON Schema."""
-    pause = schema["properties"]["pause_budget_ms"]
-    number = next(each for each in pause["anyOf"] if each != {"type": "null"})
     schema["if"] = {"properties": {"mode": {"const": "budget"}}}
-    schema["then"] = {
-        "properties": {"pause_budget_ms": number},
-        "required": ["pause_budget_ms"],
-    }
     schema["else"] = {"properties": {"pause_budget_ms": {"type": "null"}}}
 
 
 class PolicyFields(FreezeFields):
     """PUT /gc/policy"""
 
-    model_config = ConfigDict(json_schema_extra=_budget_needs_its_pause)
+    model_config = ConfigDict(json_schema_extra=_pause_is_of_budget)
 
     mode: Literal["off", "freeze", "budget"] = Field(description="the policy")
-    pause_budget_ms: PauseBudget | None = Field(None, description="for budget: the longest pause")
+    pause_budget_ms: PauseBudget | None = Field(
+        None, description=f"for budget: the longest pause ({DEFAULT_BUDGET_MS:g})"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_the_usual_budget(cls, fields: Any) -> Any:
+        is_open = isinstance(fields, dict) and fields.get("mode") == "budget"
+        if is_open and fields.get("pause_budget_ms") is None:
+            return {**fields, "pause_budget_ms": DEFAULT_BUDGET_MS}
+        return fields
 
     @model_validator(mode="after")
     def _check_budget(self) -> PolicyFields:
-        if (self.mode == "budget") != (self.pause_budget_ms is not None):
-            raise ValueError("pause_budget_ms belongs to mode budget, which needs it")
+        if self.mode != "budget" and self.pause_budget_ms is not None:
+            raise ValueError("pause_budget_ms belongs to mode budget")
         return self
 
 

@@ -26,9 +26,8 @@ CLOCK_S = 0.001
 NOT_GC, CLIENT = "something else", "this client's own GC"
 # A ladder has at least so many rungs, and its gaps grow by a ratio in this range.
 LEAST_RUNGS = 4
-# What a window says of the pauses that a sweep is about. Any other reason is a fault of the block.
-EXPECTED_REASONS = ("pause_over_limit", "stall_over_limit", "lost_records")
 LADDER_RATIOS = (1.15, 1.35)
+MOSTLY = 0.75
 
 
 @dataclass(frozen=True)
@@ -55,22 +54,28 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Full collections of one process at growing intervals: at which measurements, and the ratio of the gaps."""
+    """Full collections of one process in a row: at which measurements, the ratio by which their gaps grow from
+    one to the next (geometric mean), and the share of gaps that are longer than the one before."""
 
     process: str
     indices: tuple[int, ...]
     pauses_s: tuple[float, ...]
     ratio: float
+    grown: float
 
     @property
     def is_one(self) -> bool:
         """Whether it is CPython's: gaps that grow as its 25 % rule has it."""
-        return LADDER_RATIOS[0] <= self.ratio <= LADDER_RATIOS[1]
+        return LADDER_RATIOS[0] <= self.ratio <= LADDER_RATIOS[1] and self.grown >= MOSTLY
 
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """Everything about one policy. Pauses are the automatic ones inside its blocks; lengths in seconds."""
+    """Everything about one policy. Pauses are the automatic ones inside its blocks; lengths in seconds.
+
+    Blocks that were disturbed are named and count for nothing. `pause_count` is of pauses of any length and
+    trigger. `together` is how many tokens came along with another, and are no measurement of their own.
+    """
 
     policy: str
     measurements: tuple[Measurement, ...]
@@ -81,10 +86,12 @@ class PolicyResult:
     pause_count: int
     longest_pause_s: float
     lost_pauses: int
-    growth_bytes: int
+    growth_bytes: int | None
     memory: tuple[tuple[Memory, ...], ...]
     ladder: Ladder | None
-    disturbances: tuple[str, ...]
+    disturbed: tuple[str, ...]
+    doubts: tuple[str, ...]
+    together: int
 
     @property
     def causes(self) -> Counter[str]:
@@ -110,42 +117,52 @@ def judge(records: Iterable[BlockRecord]) -> list[PolicyResult]:
     return [_judge(policy, blocks) for policy, blocks in by_policy.items()]
 
 
-def _judge(policy: str, blocks: Sequence[BlockRecord]) -> PolicyResult:
+def _judge(policy: str, all_blocks: Sequence[BlockRecord]) -> PolicyResult:
+    blocks = [block for block in all_blocks if not block.disturbances]
     measurements = tuple(_measurements(policy, blocks))
     pauses = [pause for block in blocks for pause in _in_window(block)]
-    covers = _Cover(pauses), _Cover([pause for block in blocks for pause in block.client_pauses])
+    client_pauses = [pause for block in blocks for pause in block.client_pauses]
     automatic = tuple(pause for pause in pauses if pause.trigger == "auto")
     durations = sorted(each.duration_s for each in measurements)
-    generations = [
-        totals
-        for block in blocks
-        for process in block.verdict["processes"]
-        for totals in process["pauses"].values()
-    ]
     return PolicyResult(
         policy=policy,
         measurements=measurements,
-        outliers=tuple(_outliers(measurements, *covers)),
+        outliers=tuple(_outliers(measurements, pauses, client_pauses)),
         quantiles_s={
             f"p{100 * share:g}": quantile(durations, share) for share in (0.5, 0.99, 0.999)
         },
         longest_s=durations[-1] if durations else 0.0,
         pauses=automatic,
-        pause_count=sum(totals["count"] or 0 for totals in generations),
+        pause_count=sum(block.pause_count for block in blocks),
         longest_pause_s=max((pause.duration_s for pause in automatic), default=0.0),
         lost_pauses=sum(block.lost_pauses for block in blocks),
-        growth_bytes=sum(
-            block.memory[-1].anonymous_bytes - block.memory[0].anonymous_bytes for block in blocks
-        ),
+        growth_bytes=_growth_bytes(blocks),
         memory=tuple(block.memory for block in blocks),
         ladder=_longest_ladder(blocks, measurements),
-        disturbances=tuple(
-            f"block {block.number + 1}: {reason['code']}: {reason['detail']}"
+        disturbed=tuple(
+            f"block {block.number + 1}: {reason.code}: {reason.detail}"
+            for block in all_blocks
+            for reason in block.disturbances
+        ),
+        doubts=tuple(
+            f"block {block.number + 1}: {reason.detail}"
             for block in blocks
-            for reason in block.verdict.get("reasons", ())
-            if reason["code"] not in EXPECTED_REASONS
+            for reason in block.doubts
+        ),
+        together=sum(
+            sample.together for block in blocks for _, samples in block.points for sample in samples
         ),
     )
+
+
+def _growth_bytes(blocks: Iterable[BlockRecord]) -> int | None:
+    grown = 0
+    for block in blocks:
+        before, after = block.memory[0].anonymous_bytes, block.memory[-1].anonymous_bytes
+        if before is None or after is None:
+            return None
+        grown += after - before
+    return grown
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -169,8 +186,12 @@ def _measurements(policy: str, blocks: Iterable[BlockRecord]) -> Iterable[Measur
 
 
 def _outliers(
-    measurements: Sequence[Measurement], engine: _Cover, client: _Cover
+    measurements: Sequence[Measurement],
+    engine_pauses: Sequence[Pause],
+    client_pauses: Sequence[Pause],
 ) -> Iterable[Outlier]:
+    engine, client = _Cover(engine_pauses), _Cover(client_pauses)
+    both = _Cover([*engine_pauses, *client_pauses])
     by_coordinate: dict[tuple[Point, str], list[float]] = defaultdict(list)
     for each in measurements:
         by_coordinate[each.point, each.kind].append(each.duration_s)
@@ -181,11 +202,12 @@ def _outliers(
             continue
         needed_s = CAUSED * (each.duration_s - median_s)
         start_s, end_s = each.started_s - CLOCK_S, each.started_s + each.duration_s + CLOCK_S
+        own_s, engine_s = client.covered_s(start_s, end_s), engine.covered_s(start_s, end_s)
         cause = NOT_GC
-        if client.covered_s(start_s, end_s) >= needed_s:
+        if own_s >= needed_s:
             cause = CLIENT
-        elif engine.covered_s(start_s, end_s) >= needed_s:
-            cause = engine.longest_process(start_s, end_s)
+        elif engine_s >= needed_s or both.covered_s(start_s, end_s) >= needed_s:
+            cause = CLIENT if own_s > engine_s else engine.longest_process(start_s, end_s)
         yield Outlier(each, median_s, cause)
 
 
@@ -237,7 +259,7 @@ def _in_window(block: BlockRecord) -> list[Pause]:
 def _longest_ladder(
     blocks: Sequence[BlockRecord], measurements: Sequence[Measurement]
 ) -> Ladder | None:
-    """The longest ladder that any process climbed in any block."""
+    """The longest ladder that any process climbed in any block, or else the longest row of full collections."""
     starts = [each.started_s for each in measurements]
     ladders: list[Ladder] = []
     for block in blocks:
@@ -250,8 +272,9 @@ def _longest_ladder(
                 continue
             indices = tuple(bisect.bisect_right(starts, pause.started_s) - 1 for pause in pauses)
             gaps = [after - before for before, after in pairwise(indices)]
-            ratios = [after / before for before, after in pairwise(gaps) if before > 0]
-            if ratios:
+            if min(gaps) > 0:
                 lengths = tuple(pause.duration_s for pause in pauses)
-                ladders.append(Ladder(process, indices, lengths, statistics.median(ratios)))
-    return max(ladders, key=lambda ladder: len(ladder.indices), default=None)
+                grown = sum(after > before for before, after in pairwise(gaps)) / (len(gaps) - 1)
+                ratio = (gaps[-1] / gaps[0]) ** (1 / (len(gaps) - 1))
+                ladders.append(Ladder(process, indices, lengths, ratio, grown))
+    return max(ladders, key=lambda each: (each.is_one, len(each.indices)), default=None)

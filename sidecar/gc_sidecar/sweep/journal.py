@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,28 @@ class Pause:
 
 @dataclass(frozen=True)
 class Memory:
-    """Anonymous memory of all processes of the engine together, and when it was read (a date in seconds)."""
+    """Anonymous memory of all processes of the engine together, None where one's is not known, and when it was
+    read (a date in seconds)."""
 
     read_s: float
-    anonymous_bytes: int
+    anonymous_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Something that speaks against a block, and a code for it."""
+
+    code: str
+    detail: str
 
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """What came of one block. Samples are on the monotonic clock; `clock_offset_s` added makes them dates."""
+    """What came of one block. Samples are on the monotonic clock; `clock_offset_s` added makes them dates.
+
+    With a `disturbance` it counts for nothing, and is run again when the sweep is gone on with; a `doubt` is told.
+    `pause_count` is of all pauses, `lost_pauses` of those of which nothing more is known.
+    """
 
     number: int
     policy: str
@@ -49,15 +63,25 @@ class BlockRecord:
     pauses: tuple[Pause, ...]
     client_pauses: tuple[Pause, ...]
     lost_pauses: int
+    pause_count: int
     memory: tuple[Memory, ...]
-    verdict: dict[str, Any]
+    disturbances: tuple[Reason, ...] = ()
+    doubts: tuple[Reason, ...] = ()
 
 
 class Journal:
-    """The journal in `directory`, begun for `plan` or gone on with. Raises PlanError if it is another plan's."""
+    """The journal in `directory`, begun for `plan` or gone on with. Raises PlanError if it is another plan's.
+
+    `fresh` throws it away first, and the `reports` that were made of it.
+    """
 
     def __init__(
-        self, directory: Path, plan: Plan, about: dict[str, Any], fresh: bool = False
+        self,
+        directory: Path,
+        plan: Plan,
+        about: dict[str, Any],
+        fresh: bool = False,
+        reports: Iterable[str] = (),
     ) -> None:
         self.path = directory / NAME
         self.records: list[BlockRecord] = []
@@ -68,10 +92,12 @@ class Journal:
         except BlockingIOError:
             raise PlanError(f"another sweep is at work in {directory}") from None
         if fresh:
-            self.path.unlink(missing_ok=True)
-        if self.path.exists():
+            for path in (self.path, *(directory / report for report in reports)):
+                path.unlink(missing_ok=True)
+        # Without a whole first line nothing has been measured: it was killed while it began.
+        if self.path.exists() and b"\n" in self.path.read_bytes()[:1_000_000]:
             try:
-                self.about = self._read(plan)
+                self.about = self._read(plan, about["engine_url"])
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 if isinstance(error, PlanError):
                     raise
@@ -79,6 +105,7 @@ class Journal:
                     f"{self.path} is damaged ({type(error).__name__}); take another directory, or --fresh"
                 ) from None
         else:
+            self.path.unlink(missing_ok=True)
             self.about = about
             self._append(
                 {"format": FORMAT, "plan": asdict(plan), "id": plan.fingerprint, "about": about}
@@ -89,13 +116,13 @@ class Journal:
         self._lock.close()
 
     def missing(self, plan: Plan) -> list[Block]:
-        """The blocks that have not been run."""
-        done = {record.number for record in self.records}
+        """The blocks that have not been run, or were disturbed."""
+        done = {record.number for record in self.records if not record.disturbances}
         return [block for block in plan.blocks() if block.number not in done]
 
     def add(self, record: BlockRecord) -> None:
-        """Keep a block that has ended."""
-        self.records.append(record)
+        """Keep a block that has ended, in place of one that was disturbed."""
+        self.records = [*(each for each in self.records if each.number != record.number), record]
         self._append(asdict(record))
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -105,7 +132,7 @@ class Journal:
             out.flush()
             os.fsync(out.fileno())
 
-    def _read(self, plan: Plan) -> dict[str, Any]:
+    def _read(self, plan: Plan, engine_url: str) -> dict[str, Any]:
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         head = _json(lines[0]) if lines else None
         if not isinstance(head, dict) or head.get("format") != FORMAT:
@@ -115,12 +142,18 @@ class Journal:
                 f"{self.path} is the journal of a sweep with other points or settings: repeat them to go on with"
                 " it, take another directory, or begin anew with --fresh"
             )
-        whole = [line for line in lines[1:] if line.endswith("\n") and _json(line) is not None]
-        self.records = [_record(json.loads(line)) for line in whole]
-        if len(whole) < len(lines) - 1:  # cut off in the middle of a line
-            with self.path.open("w", encoding="utf-8") as out:
-                out.writelines([lines[0], *whole])
-        return dict(head.get("about") or {})
+        about = dict(head["about"])
+        if about["engine_url"] != engine_url:
+            raise PlanError(
+                f"{self.path} is the journal of a sweep of {about['engine_url']}, not of {engine_url}: take"
+                " another directory, or begin anew with --fresh"
+            )
+        if not lines[-1].endswith("\n"):  # cut off in the middle of a line
+            cut = len(lines.pop().encode())
+            os.truncate(self.path, self.path.stat().st_size - cut)
+        records = [_record(json.loads(line)) for line in lines[1:]]
+        self.records = list({record.number: record for record in records}.values())
+        return about
 
 
 def _json(line: str) -> Any:
@@ -132,7 +165,10 @@ def _json(line: str) -> Any:
 
 def _record(line: dict[str, Any]) -> BlockRecord:
     points = tuple(
-        (Point(**point), tuple(Sample(s["started_s"], tuple(s["tokens_s"])) for s in samples))
+        (
+            Point(**point),
+            tuple(Sample(s["started_s"], tuple(s["tokens_s"]), s["together"]) for s in samples),
+        )
         for point, samples in line.pop("points")
     )
     return BlockRecord(
@@ -140,5 +176,7 @@ def _record(line: dict[str, Any]) -> BlockRecord:
         pauses=tuple(Pause(**each) for each in line.pop("pauses")),
         client_pauses=tuple(Pause(**each) for each in line.pop("client_pauses")),
         memory=tuple(Memory(**each) for each in line.pop("memory")),
+        disturbances=tuple(Reason(**each) for each in line.pop("disturbances")),
+        doubts=tuple(Reason(**each) for each in line.pop("doubts")),
         **line,
     )

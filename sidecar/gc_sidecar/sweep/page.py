@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from gc_sidecar.sweep.analysis import NOT_GC, Measurement, Outlier, PolicyResult
+from gc_sidecar.sweep.analysis import CLIENT, NOT_GC, Measurement, Outlier, PolicyResult
 from gc_sidecar.sweep.journal import Pause
+from gc_sidecar.sweep.plan import POINT_FIELDS, Point
 from gc_sidecar.sweep.reporting import ladder_text, show
 from gc_sidecar_agent.commands.output import seconds, size
 
@@ -38,8 +39,8 @@ def write(results: Sequence[PolicyResult], about: dict[str, object]) -> str:
     """The whole page."""
     figures = "".join(_figure(svg, caption) for svg, caption in plots(results))
     rows = "".join(
-        f"<tr>{_tag('th', {'scope': 'row'}, _text(name))}{_tag('td', {}, _text(value))}</tr>"
-        for name, value in about.items()
+        f"<tr>{_tag('th', {'scope': 'row'}, _text(name))}{_tag('td', {}, _text(_value(value)))}</tr>"
+        for name, value in _flat(about).items()
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>gc-sidecar sweep</title>
@@ -57,12 +58,29 @@ def plots(results: Sequence[PolicyResult]) -> list[tuple[str, str]]:
     results = [result for result in results if result.measurements]
     if not results:
         return []
-    found = [_latency_plot(result) for result in results]
+    ticks = _latency_ticks(results)
+    found = [_latency_plot(result, ticks) for result in results]
     return [*found, _distribution_plot(results), _memory_plot(results)]
 
 
 def _text(value: object) -> str:
     return html.escape(str(value))
+
+
+def _flat(about: Mapping[str, object]) -> dict[str, object]:
+    """The plan's fields beside the others."""
+    plan = about.get("plan")
+    rest = {name: value for name, value in about.items() if name != "plan"}
+    return {**rest, **plan} if isinstance(plan, dict) else rest
+
+
+def _value(value: object) -> object:
+    """A list in a line: of a point its three numbers, as in the table."""
+    if isinstance(value, dict) and set(value) == set(POINT_FIELDS):
+        return str(Point(**value))
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(_value(each)) for each in value)
+    return value
 
 
 def _tag(name: str, attributes: dict[str, object], content: str = "") -> str:
@@ -132,24 +150,44 @@ def _legend(policies: Iterable[str], x: float, anchor: str) -> list[str]:
     ]  # fmt: skip
 
 
+def _under(x: float, label: str) -> str:
+    """What a place on the axis stands for."""
+    return _tag("text", {"x": x, "y": HEIGHT - 18, "text-anchor": "middle"}, _text(label))
+
+
+def _even_ticks(count: int) -> range:
+    """Some four places among so many, at round numbers."""
+    step = 10 ** max(0, len(str(count)) - 1)
+    while count / step < 3 and step % 2 == 0:
+        step //= 2
+    return range(0, count, step)
+
+
 def _below(label: str) -> str:
-    return _tag("text", {"x": END_X, "y": HEIGHT - 8, "text-anchor": "end"}, _text(label))
+    return _tag("text", {"x": END_X, "y": HEIGHT - 4, "text-anchor": "end"}, _text(label))
 
 
-def _latency_plot(result: PolicyResult) -> tuple[str, str]:
+def _latency_ticks(results: Sequence[PolicyResult]) -> list[float]:
+    """The same for all policies, so that their plots can be held against each other."""
+    lengths = [each.duration_s for result in results for each in result.measurements]
+    pauses = [pause.duration_s for result in results for pause in result.pauses]
+    return _decades(max(min(lengths), 1e-5), max(lengths + pauses))
+
+
+def _latency_plot(result: PolicyResult, ticks: Sequence[float]) -> tuple[str, str]:
     measurements, colour = result.measurements, COLOURS[result.policy]
     x = _Scale(0, len(measurements), LEFT, END_X)
     marked = [pause for pause in result.pauses if pause.duration_s >= MARKED_PAUSE_S]
-    lengths = [each.duration_s for each in measurements]
-    ticks = _decades(max(min(lengths), 1e-5), max(lengths + [p.duration_s for p in marked]))
     y = _Scale(ticks[0], ticks[-1], END_Y, TOP, log=True)
     caption = (
         f"{result.policy}: the longest and the median token of each stretch; circles are outliers"
-        f" ({result.gc_outliers} by GC, {result.causes[NOT_GC]} not), triangles are automatic pauses of GC"
+        f" ({result.gc_outliers} by GC, {result.causes[CLIENT]} by this client's own, {result.causes[NOT_GC]} by"
+        f" something else), triangles are automatic pauses of GC from {seconds(MARKED_PAUSE_S)} on"
     )
     if result.ladder is not None and result.ladder.is_one:
         caption += f"; {ladder_text(result.ladder)}"
     content = [_row(y(tick), seconds(tick)) for tick in ticks]
+    content += [_under(x(at), f"{at:,}") for at in _even_ticks(len(measurements))]
     content += _envelope(measurements, x, y, colour)
     content += [_outlier_mark(outlier, x, y, colour) for outlier in result.outliers]
     content += _pause_marks(marked, measurements, x, y)
@@ -207,7 +245,7 @@ def _distribution_plot(results: Sequence[PolicyResult]) -> tuple[str, str]:
         _row(y(tick), f"{100 * tick:g} %") for tick in _decades(least, 1.0) if least <= tick <= 1.0
     ]
     content += [
-        _tag("text", {"x": x(tick), "y": HEIGHT - 16, "text-anchor": "middle"}, seconds(tick))
+        _under(x(tick), seconds(tick))
         for tick in _decades(shortest, longest)
         if shortest <= tick <= longest
     ]
@@ -241,10 +279,14 @@ def _growth(result: PolicyResult) -> list[tuple[float, float]]:
     elapsed_s = grown = 0.0
     line = [(0.0, 0.0)]
     for block in result.memory:
-        begin = block[0]
-        line += [
-            (elapsed_s + each.read_s - begin.read_s, grown + each.anonymous_bytes - begin.anonymous_bytes)
+        known = [
+            (each.read_s, each.anonymous_bytes)
             for each in block
-        ]  # fmt: skip
+            if each.anonymous_bytes is not None
+        ]
+        line += [
+            (elapsed_s + read_s - block[0].read_s, grown + anonymous_bytes - known[0][1])
+            for read_s, anonymous_bytes in known
+        ]
         elapsed_s, grown = line[-1]
     return line

@@ -39,7 +39,6 @@ class Block:
     """A stretch under one policy: all points, in this order, one after the other."""
 
     number: int
-    round: int
     policy: str
     points: tuple[Point, ...]
 
@@ -60,6 +59,14 @@ class Plan:
     warm_up: int
     pause_budget_ms: float
 
+    def __post_init__(self) -> None:
+        """Raises PlanError where a point's concurrency can never be reached."""
+        widest = max(point.concurrency for point in self.points)
+        if widest > self.requests:
+            raise PlanError(
+                f"a concurrency of {widest} needs at least {widest} requests at each point (--requests)"
+            )
+
     def blocks(self) -> list[Block]:
         """All blocks in the order in which they are run."""
         blocks: list[Block] = []
@@ -67,7 +74,7 @@ class Plan:
             shift = turn % len(self.policies)
             for policy in (*self.policies[shift:], *self.policies[:shift]):
                 points = self.points if turn % 2 == 0 else self.points[::-1]
-                blocks.append(Block(len(blocks), turn, policy, points))
+                blocks.append(Block(len(blocks), policy, points))
         return blocks
 
     @property

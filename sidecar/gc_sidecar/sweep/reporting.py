@@ -40,9 +40,10 @@ def show(results: Sequence[PolicyResult]) -> str:
     for result in results:
         parts.append("\n".join([f"{result.policy}: {_causes(result)}", *_notes(result)]))
     parts.append(
-        f"A measurement is one token's time. An outlier took more than {OUTLIER:g} times the median of its point;"
-        f" GC caused it\nwhere pauses cover at least {100 * CAUSED:g} % of what it took beyond that. FULL GCS and"
-        " GC PAUSE (the longest)\nare automatic ones; MEMORY is the growth of all processes together."
+        f"A measurement is one token's time. An outlier took more than {OUTLIER:g} times the median of its point's"
+        " first\nor other tokens; GC caused it where pauses cover at least"
+        f" {100 * CAUSED:g} % of what it took beyond that.\nFULL GCS and GC PAUSE (the longest) are automatic"
+        " ones; MEMORY is the growth of all processes together."
     )
     return "\n\n".join(parts)
 
@@ -59,10 +60,15 @@ def _notes(result: PolicyResult) -> list[str]:
     ladder = result.ladder
     if ladder is not None and ladder.is_one:
         notes.append(f"  {ladder_text(ladder)}")
-    notes += [f"  NOT VALID, {disturbance}" for disturbance in result.disturbances]
+    notes += [f"  LEFT OUT, NOT VALID: {disturbed}" for disturbed in result.disturbed]
+    notes += [f"  IN DOUBT: {doubt}" for doubt in result.doubts]
     if result.lost_pauses:
         notes.append(
             f"  {result.lost_pauses} pauses are not known one by one, so more outliers than these may be theirs"
+        )
+    if result.together:
+        notes.append(
+            f"  {count(result.together)} tokens came together with another: such a measurement is of several"
         )
     return notes
 
@@ -112,11 +118,13 @@ def _policy_document(result: PolicyResult) -> dict[str, Any]:
         ],
         "outliers_by_cause": dict(result.causes),
         "gc_outliers": result.gc_outliers,
-        "gc_pauses": result.pause_count,
+        "pauses_of_any_kind": result.pause_count,
         "full_collections": result.full_collections,
         "longest_automatic_pause_s": result.longest_pause_s,
         "pauses_without_record": result.lost_pauses,
-        "disturbances": list(result.disturbances),
+        "left_out": list(result.disturbed),
+        "doubts": list(result.doubts),
+        "tokens_together": result.together,
         "memory_growth_bytes": result.growth_bytes,
         "ladder": vars(ladder) if ladder is not None and ladder.is_one else None,
     }

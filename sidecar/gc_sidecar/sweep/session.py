@@ -13,22 +13,30 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
 
-from gc_sidecar.sweep.driver import Driver, Sample
-from gc_sidecar.sweep.journal import BlockRecord, Memory, Pause
+from gc_sidecar.sweep.analysis import CLOCK_S
+from gc_sidecar.sweep.driver import DriveError, Driver, Sample
+from gc_sidecar.sweep.journal import BlockRecord, Memory, Pause, Reason
 from gc_sidecar.sweep.plan import Block, Plan, Point
 from gc_sidecar_agent.client import Client, ClientError
 
-# Renewed three times in that; a sweep that is killed leaves its policy in force no longer.
+# Renewed twice in that; a sweep that is killed leaves its policy in force no longer.
 LEASE_S = 90.0
+RENEWAL_WITHIN_S = 5.0
 RESTORE_WITHIN_S, RETRY_S = 30.0, 0.2
 MAXIMUM_PAUSES = 10_000
 # Shorter ones make no token late; there may be thousands a minute.
 SHORTEST_PAUSE_S = 0.0005
+# Of so many tokens a sidecar knows, if they are of its engine.
+LEAST_TOKENS = 100
+# Of the time that was read before, for a pause is told of when it has ended.
+OVERLAP_S = 5.0
+# What a window says of the pauses that a sweep is about. Any other reason is a disturbance.
+EXPECTED_REASONS = ("pause_over_limit", "stall_over_limit", "lost_records")
 # What is long here is the whole question, so no limit is set on it.
 WINDOW_LIMIT_MS = 3_600_000
 
@@ -66,47 +74,81 @@ class Session:
     """A sweep at work. `tell` is called with a line at every step of it."""
 
     def __init__(
-        self, client: Client, driver: Driver, plan: Plan, owner: str, tell: Callable[[str], None]
+        self,
+        client: Client,
+        driver: Driver,
+        plan: Plan,
+        owner: str,
+        tell: Callable[[str], None],
+        lease_s: float = LEASE_S,
     ) -> None:
         self._client = client
         self._driver = driver
         self._plan = plan
         self._owner = owner
         self._tell = tell
+        self._lease_s = lease_s
 
     def run_block(self, block: Block) -> BlockRecord:
         """One block from its policy's beginning to its end. Raises ClientError, DriveError."""
-        with self._policy(block.policy), ClientMeter() as meter:
-            clock_offset_s = time.time() - time.monotonic()
-            began_s = time.time()
+        self._driver.begin(block.number)
+        with self._policy(block.policy) as lost_lease, ClientMeter() as meter:
+            offset_s = clock_offset_s()
             with self._window(block) as window_id:
+                pauses = EnginePauses(self._client, time.time())
                 memory = [self._memory()]
                 points: list[tuple[Point, tuple[Sample, ...]]] = []
                 total = len(self._plan.blocks())
                 for number, point in enumerate(block.points, 1):
                     where = f"point {number} of {len(block.points)}: {point}"
                     self._tell(f"{block.name} of {total}, {where}")
-                    samples = asyncio.run(self._drive(point))
+                    samples = asyncio.run(
+                        self._driver.drive(point, self._plan.requests, self._plan.warm_up)
+                    )
+                    if lost_lease:
+                        raise lost_lease[-1]
                     points.append((point, tuple(samples)))
                     memory.append(self._memory())
+                    pauses.read()
             answer = self._client.request("GET", f"/gc/windows/{quote(window_id)}")
-            pauses, lost = self._pauses(began_s)
+            pauses.read()
+            verdict = answer.body["window"]["verdict"]
+            disturbances = [
+                Reason(str(each["code"]), str(each["detail"]))
+                for each in verdict["reasons"]
+                if each["code"] not in EXPECTED_REASONS
+            ]
+            step_s = clock_offset_s() - offset_s
+            if abs(step_s) > CLOCK_S:
+                detail = (
+                    f"this machine's clock was set by {step_s:+.3f} s, so no token has its pause"
+                )
+                disturbances.append(Reason("clock_was_set", detail))
             return BlockRecord(
                 number=block.number,
                 policy=block.policy,
-                clock_offset_s=clock_offset_s,
+                clock_offset_s=offset_s,
                 points=tuple(points),
-                pauses=pauses,
-                client_pauses=meter.pauses(clock_offset_s),
-                lost_pauses=lost,
+                pauses=pauses.found,
+                client_pauses=meter.pauses(offset_s),
+                lost_pauses=int(verdict["lost_records"]) + pauses.left_out,
+                pause_count=sum(
+                    totals["count"] or 0
+                    for process in verdict["processes"]
+                    for totals in process["pauses"].values()
+                ),
                 memory=tuple(memory),
-                verdict=dict(answer.body["window"]["verdict"]),
+                disturbances=tuple(disturbances),
+                doubts=(
+                    *doubts(verdict["latency"]["tokens"], points, self._driver.url),
+                    *pauses.doubts(),
+                ),
             )
 
     @contextlib.contextmanager
     def _window(self, block: Block) -> Iterator[str]:
         """A window that is closed at the end, however that comes: no more than 16 may be open."""
-        window_id = f"{self._owner}-{block.number}-{time.time_ns()}"
+        window_id = f"sweep-{block.number}-{time.time_ns()}"
         limits = {"max_pause_ms": WINDOW_LIMIT_MS, "max_stall_share": 1}
         fields = {"window_id": window_id, "name": block.name, **limits}
         self._client.request("POST", "/gc/windows", fields)
@@ -116,13 +158,9 @@ class Session:
             with contextlib.suppress(ClientError):
                 self._client.request("POST", f"/gc/windows/{quote(window_id)}/close", {})
 
-    async def _drive(self, point: Point) -> list[Sample]:
-        if self._plan.warm_up:
-            await self._driver.drive(point, self._plan.warm_up)
-        return await self._driver.drive(point, self._plan.requests)
-
     @contextlib.contextmanager
-    def _policy(self, policy: str) -> Iterator[None]:
+    def _policy(self, policy: str) -> Iterator[list[ClientError]]:
+        """Under a policy; what is given grows when its lease is lost."""
         self.restore()  # of a sweep before this one, that was killed
         status = self._client.get_status().body["policy"]
         if status["mode"] != "off":
@@ -132,9 +170,9 @@ class Session:
                 remedy=f"end it first: gc-sidecar restore --owner {shlex.quote(str(status['owner']))}",
             )
         if policy == "off":
-            yield
+            yield []
             return
-        fields: dict[str, Any] = {"mode": policy, "owner": self._owner, "lease_s": LEASE_S}
+        fields: dict[str, Any] = {"mode": policy, "owner": self._owner, "lease_s": self._lease_s}
         if policy == "budget":
             fields["pause_budget_ms"] = self._plan.pause_budget_ms
         ended = threading.Event()
@@ -145,7 +183,7 @@ class Session:
         try:
             self._client.request("PUT", "/gc/policy", fields, timeout_s=60.0)
             keeper.start()
-            yield
+            yield failures
         finally:
             # Also where we were interrupted before the answer came: the policy may be in force.
             ended.set()
@@ -154,13 +192,25 @@ class Session:
         if failures:
             raise failures[0]
 
-    def _keep_lease(self, ended: threading.Event, failures: list[ClientError]) -> None:
-        while not ended.wait(LEASE_S / 3):
+    def _keep_lease(self, ended: threading.Event, lost: list[ClientError]) -> None:
+        """Renew it now and then, sooner where that fails; it is lost where nobody could until it had ended."""
+        renewed_s = time.monotonic()
+        wait_s = self._lease_s / 3
+        while not ended.wait(wait_s):
+            asked_s = time.monotonic()
+            fields = {
+                "owner": self._owner,
+                "lease_s": self._lease_s,
+                "deadline_s": RENEWAL_WITHIN_S,
+            }
             try:
-                self._client.renew_lease(owner=self._owner, lease_s=LEASE_S)
+                self._client.request("POST", "/gc/lease", fields, timeout_s=2 * RENEWAL_WITHIN_S)
             except ClientError as error:
-                if not ended.is_set():
-                    failures.append(error)
+                wait_s = self._lease_s / 30
+                if time.monotonic() - renewed_s > self._lease_s:
+                    lost.append(error)
+            else:
+                renewed_s, wait_s = asked_s, self._lease_s / 3
 
     def restore(self) -> None:
         """Back to normal GC, where the policy is ours. Where that cannot be had, the lease does it."""
@@ -177,23 +227,83 @@ class Session:
 
     def _memory(self) -> Memory:
         rows = self._client.get_status().body["processes"]
-        return Memory(time.time(), sum(row["memory"]["anonymous_bytes"] or 0 for row in rows))
+        sizes = [row["memory"]["anonymous_bytes"] for row in rows if row["state"] != "gone"]
+        return Memory(time.time(), None if None in sizes else sum(sizes))
 
-    def _pauses(self, since_s: float) -> tuple[tuple[Pause, ...], int]:
+
+class EnginePauses:
+    """The pauses of the engine's processes, read now and then, for a sidecar keeps only the newest of them."""
+
+    def __init__(self, client: Client, since_s: float) -> None:
+        self.left_out = 0
+        self._client = client
+        self._read_to_s = self._began_s = since_s
+        self._known_since_s = since_s
+        self._found: dict[tuple[str, float, float], Pause] = {}
+
+    def read(self) -> None:
+        """Those that came since."""
+        since_s, self._read_to_s = self._read_to_s - OVERLAP_S, time.time()
         since = datetime.fromtimestamp(since_s, timezone.utc).isoformat().replace("+00:00", "Z")
         path = f"/gc/pauses?since={since}&min_duration_s={SHORTEST_PAUSE_S}&limit={MAXIMUM_PAUSES}"
         body = self._client.request("GET", path, timeout_s=60.0).body
-        found = tuple(
-            Pause(
-                _seconds(each["started_at"]),
+        for each in body["pauses"]:
+            process = f"{'+'.join(each['roles'])} dp{each['dp_rank']} rank {each['rank']}"
+            pause = Pause(
+                seconds_of(each["started_at"]),
                 each["duration_s"],
                 each["gc_generation"],
                 each["trigger"],
-                f"{'+'.join(each['roles'])} dp{each['dp_rank']} rank {each['rank']}",
+                process,
             )
-            for each in reversed(body["pauses"])
+            self._found[process, pause.started_s, pause.duration_s] = pause
+        self.left_out += int(body["matching"]) - len(body["pauses"])
+        complete_since = body["complete_since"]
+        if complete_since is not None and seconds_of(complete_since) > since_s + OVERLAP_S:
+            self._known_since_s = seconds_of(complete_since)
+
+    @property
+    def found(self) -> tuple[Pause, ...]:
+        """All of them in the order of their time."""
+        return tuple(sorted(self._found.values(), key=lambda pause: pause.started_s))
+
+    def doubts(self) -> list[Reason]:
+        """Where some were forgotten before they were read, more outliers than those may be theirs."""
+        if self._known_since_s == self._began_s:
+            return []
+        until = datetime.fromtimestamp(self._known_since_s, timezone.utc).strftime("%H:%M:%SZ")
+        detail = f"the sidecar had forgotten some pauses before {until} when it was asked: plan smaller points"
+        return [Reason("pauses_forgotten", detail)]
+
+
+def doubts(
+    seen: int | None, points: Iterable[tuple[Point, Sequence[Sample]]], engine_url: str
+) -> list[Reason]:
+    """Whether the engine of the sidecar made these tokens, of which it has `seen` so many; None: it cannot tell.
+
+    Raises DriveError where it did not: what that engine paused says nothing of them.
+    """
+    samples = [sample for _, of_point in points for sample in of_point]
+    came = sum(len(sample.tokens_s) - 1 for sample in samples)
+    if came < LEAST_TOKENS:
+        return []
+    if seen is None:
+        detail = (
+            f"the sidecar has seen hardly any of the {came:,} tokens that came from {engine_url}: either its"
+            " engine is another one, or it keeps no statistics (--disable-log-stats)"
         )
-        return found, int(body["matching"]) - len(found) + int(body["lost"])
+        return [Reason("other_engine", detail)]
+    if seen < came / 2:
+        raise DriveError(
+            f"{came:,} tokens came from {engine_url}, but the sidecar's engine made only {seen:,}: give"
+            " --engine-url and --url of the same engine"
+        )
+    return []
+
+
+def clock_offset_s() -> float:
+    """What added to time.monotonic() makes a date."""
+    return time.time() - time.monotonic()
 
 
 @contextlib.contextmanager
@@ -208,5 +318,5 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _seconds(date: str) -> float:
+def seconds_of(date: str) -> float:
     return datetime.fromisoformat(date.replace("Z", "+00:00")).timestamp()

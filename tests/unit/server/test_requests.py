@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gc_sidecar.server.requests import PolicyFields
-from gc_sidecar_agent.command import Command, parse_command
+from gc_sidecar_agent.command import DEFAULT_BUDGET_MS, Command, parse_command
 from gc_sidecar_agent.commands.status import show as show_status
 from gc_sidecar_agent.gate import POLICIES
 from tests.unit.server.conftest import Sidecar, StartSidecar
@@ -225,6 +225,12 @@ def test_a_pause_budget_is_taken_where_the_agent_takes_it(budget: float) -> None
     assert accepted[0] == accepted[1]
 
 
+def test_a_budget_has_the_pause_of_the_command_and_of_the_environment_where_none_is_given() -> None:
+    assert PolicyFields(mode="budget").pause_budget_ms == DEFAULT_BUDGET_MS
+    assert PolicyFields(mode="budget", pause_budget_ms=8).pause_budget_ms == 8
+    assert PolicyFields(mode="freeze").pause_budget_ms is None
+
+
 async def test_a_body_that_starts_with_a_brace_is_json_under_the_default_type_of_curl(
     seen: Sidecar,
 ) -> None:
@@ -386,7 +392,7 @@ async def test_reading_routes_take_no_other_method(start_sidecar: StartSidecar) 
     [
         ({}, "invalid_field"),
         ({"mode": "froze"}, "invalid_field"),
-        ({"mode": "budget"}, "invalid_field"),
+        ({"mode": "off", "pause_budget_ms": 5}, "invalid_field"),
         ({"mode": "budget", "pause_budget_ms": 1}, "invalid_field"),
         ({"mode": "freeze", "pause_budget_ms": 5}, "invalid_field"),
         ({"mode": "off", "when": "idle"}, "unknown_field"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gc_sidecar.sweep.driver import Sample
-from gc_sidecar.sweep.journal import BlockRecord, Memory, Pause
+from gc_sidecar.sweep.journal import BlockRecord, Memory, Pause, Reason
 from gc_sidecar.sweep.plan import Point
 
 POINT = Point(16, 100, 1)
@@ -46,10 +46,10 @@ def block(
     number: int = 0,
     growth_bytes: int = MEBIBYTE,
     lost: int = 0,
+    disturbances: Sequence[Reason] = (),
+    doubts: Sequence[Reason] = (),
 ) -> BlockRecord:
     """A block of these."""
-    generation = {"count": len(pauses)}
-    nothing = {"count": 0}
     return BlockRecord(
         number=number,
         policy=policy,
@@ -59,5 +59,7 @@ def block(
         client_pauses=tuple(client_pauses),
         lost_pauses=lost,
         memory=(Memory(0.0, MEBIBYTE), Memory(1.0, MEBIBYTE + growth_bytes)),
-        verdict={"processes": [{"pauses": {"gen0": nothing, "gen1": nothing, "gen2": generation}}]},
+        pause_count=len(pauses),
+        disturbances=tuple(disturbances),
+        doubts=tuple(doubts),
     )

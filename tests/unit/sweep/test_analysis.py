@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 
 from gc_sidecar.sweep.analysis import CLIENT, FIRST, NOT_GC, PolicyResult, judge, quantile
+from gc_sidecar.sweep.journal import Reason
 from gc_sidecar.sweep.reporting import show
 from tests.unit.sweep.samples import MEBIBYTE, STEP_S, block, pause, sample
 
@@ -63,11 +65,11 @@ def test_an_outlier_of_this_clients_own_gc_is_not_the_engines() -> None:
 
 
 def test_pauses_of_entering_and_restoring_are_outside() -> None:
-    entry, restore = pause(-1.0, 0.5, trigger="entry"), pause(2.0, 0.5, trigger="restore")
-    inside = pause(0.1, 0.3, trigger="maintain")
-    result = judged([sample(0.0)], [entry, inside, restore])
-    assert result.pauses == ()
-    assert result.longest_pause_s == 0.0, "nobody's fate: somebody asked for it"
+    before, after, inside = pause(-1.0, 0.5), pause(2.0, 0.5), pause(0.2, 0.01)
+    asked_for = pause(0.1, 0.3, trigger="maintain")
+    result = judged([sample(0.0)], [before, asked_for, inside, after])
+    assert result.pauses == (inside,), "and what somebody asked for is nobody's fate"
+    assert result.longest_pause_s == 0.01
 
 
 def test_blocks_of_a_policy_are_judged_together_and_growth_adds_up() -> None:
@@ -83,12 +85,43 @@ def test_blocks_of_a_policy_are_judged_together_and_growth_adds_up() -> None:
 
 
 def test_a_block_in_which_something_else_happened_is_named() -> None:
-    record = block([sample(0.0)], number=3)
-    told = [("pause_over_limit", "worker: 90 ms"), ("policy_ended", "worker left freeze")]
-    record.verdict["reasons"] = [{"code": code, "detail": detail} for code, detail in told]
-    (result,) = judge([record])
-    assert result.disturbances == ("block 4: policy_ended: worker left freeze",)
-    assert "NOT VALID, block 4: policy_ended" in show([result])
+    ended = Reason("policy_ended", "worker left freeze")
+    stalled, pauses = sample(0.0, {50: STALL_S}), [pause(0.252, 0.1)]
+    records = [
+        block([sample(9.0)], number=2),
+        block([stalled], pauses, number=3, disturbances=[ended], lost=4, growth_bytes=1),
+    ]
+    (result,) = judge(records)
+    assert result.disturbed == ("block 4: policy_ended: worker left freeze",)
+    assert "LEFT OUT, NOT VALID: block 4: policy_ended" in show([result])
+    # And counts for nothing.
+    assert replace(result, disturbed=()) == judge(records[:1])[0]
+    (nothing,) = judge(records[1:])
+    assert (nothing.measurements, nothing.growth_bytes) == ((), 0)
+    assert "LEFT OUT" in show([nothing])
+
+
+def test_a_doubt_is_told_and_the_block_counts() -> None:
+    result = judged([sample(0.0)], doubts=[Reason("other_engine", "hardly any")])
+    assert len(result.measurements) == 100
+    assert "IN DOUBT: block 1: hardly any" in show([result])
+
+
+def test_a_stall_that_engine_and_client_caused_together_is_of_who_took_more_of_it() -> None:
+    stalled = sample(0.0, {50: STALL_S})
+    own = [pause(0.300, 0.04, "this client")]
+    result = judged([stalled], [pause(0.255, 0.045)], own)
+    assert [outlier.cause for outlier in result.outliers] == ["worker dp0 rank 1"]
+    result = judged([stalled], [pause(0.255, 0.03)], own)
+    assert [outlier.cause for outlier in result.outliers] == [CLIENT]
+
+
+def test_memory_that_is_not_known_is_no_growth() -> None:
+    record = block([sample(0.0)])
+    unknown = replace(record.memory[1], anonymous_bytes=None)
+    (result,) = judge([replace(record, memory=(record.memory[0], unknown))])
+    assert result.growth_bytes is None
+    assert "100" in show([result])
 
 
 @pytest.mark.parametrize(("ratio", "is_one"), [(1.25, True), (1.0, False), (1.6, False)])
@@ -102,6 +135,21 @@ def test_a_ladder_is_full_collections_whose_gaps_grow_as_cpythons_rule_has_it(
     assert len(result.ladder.indices) == 6
     assert result.ladder.ratio == pytest.approx(ratio, rel=0.05)
     assert result.ladder.is_one is is_one
+
+
+def test_gaps_that_go_up_and_down_are_no_ladder() -> None:
+    starts_s = [0.5, 1.0, 2.0, 2.5, 3.0, 4.25]
+    result = judged([sample(0.0, tokens=2_000)], [pause(start_s, 0.001) for start_s in starts_s])
+    assert result.ladder is not None
+    assert not result.ladder.is_one, result.ladder
+
+
+def test_a_ladder_is_found_beside_a_process_that_collects_more_often() -> None:
+    ladder = [pause(at_s, 0.001) for at_s in accumulate(0.2 * 1.25**rung for rung in range(6))]
+    even = [pause(0.2 * n, 0.001, "api_server dp0 rank 0") for n in range(1, 12)]
+    result = judged([sample(0.0, tokens=2_000)], [*ladder, *even])
+    assert result.ladder is not None
+    assert (result.ladder.process, result.ladder.is_one) == ("worker dp0 rank 1", True)
 
 
 def test_a_few_full_collections_are_no_ladder() -> None:

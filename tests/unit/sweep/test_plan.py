@@ -67,6 +67,11 @@ def test_points_that_are_none_are_an_error_that_says_where(
         read_points(path)
 
 
+def test_a_concurrency_that_is_never_reached_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"concurrency of 2 needs at least 2 requests.*--requests"):
+        replace(PLAN, requests=1)
+
+
 def test_policies_are_known_and_each_is_taken_once() -> None:
     assert check_policies(["budget", "off", "budget"]) == ("budget", "off")
     with pytest.raises(PlanError, match="melt is no policy: take some of off, freeze, budget"):
