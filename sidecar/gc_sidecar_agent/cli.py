@@ -47,10 +47,12 @@ class Verb:
 
 
 VERBS = {
+    "run": Verb("gc_sidecar_agent.commands.run", "run a benchmark under a policy, with a verdict"),
     "status": Verb("gc_sidecar_agent.commands.status", "show policy, coverage and every process"),
     "freeze": Verb("gc_sidecar_agent.commands.freeze", "no automatic full collection from now on"),
     "budget": Verb("gc_sidecar_agent.commands.budget", "no automatic collection over a budget"),
     "maintain": Verb("gc_sidecar_agent.commands.maintain", "collect once now, or when idle"),
+    "window": Verb("gc_sidecar_agent.commands.window", "open and close a measured window"),
     "restore": Verb("gc_sidecar_agent.commands.restore", "put every process back as it was found"),
     "doctor": Verb("gc_sidecar_agent.commands.doctor", "find what keeps the agent out of vLLM"),
 }

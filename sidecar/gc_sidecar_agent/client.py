@@ -97,9 +97,12 @@ def read_token(path: str) -> str:
 
 
 class Client:
-    """A sidecar at `url`. Every method raises ClientError where the answer is not a success."""
+    """A sidecar at `url`, asked under the name `host` if its address is not its name. Every method raises
+    ClientError where the answer is not a success."""
 
-    def __init__(self, url: str = DEFAULT_URL, token: str | None = None) -> None:
+    def __init__(
+        self, url: str = DEFAULT_URL, token: str | None = None, host: str | None = None
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _CONNECTIONS or not parts.hostname:
             raise ValueError(f"{url!r} is not an http:// or https:// address of a sidecar")
@@ -111,6 +114,8 @@ class Client:
         self._headers = {"Accept": "application/json, application/problem+json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
+        if host:
+            self._headers["Host"] = host
 
     def get_status(self) -> Answer:
         """`GET /gc`: desired and observed state, one row per process."""
@@ -142,6 +147,20 @@ class Client:
     def renew_lease(self, **fields: Any) -> Answer:
         """`POST /gc/lease`: the policy lasts `lease_s` from now; `owner` must match."""
         return self._change("/gc/lease", fields)
+
+    def open_window(self, **fields: Any) -> Answer:
+        """`POST /gc/windows`: open a measured window."""
+        return self._change("/gc/windows", fields)
+
+    def get_window(self, window_id: str) -> Answer:
+        """`GET /gc/windows/{id}`: a window and its verdict, so far where it is open."""
+        return self.request("GET", _window_path(window_id))
+
+    def close_window(self, window_id: str) -> Answer:
+        """`POST /gc/windows/{id}/close`: judge it; it stays as it is from then on."""
+        return self.request(
+            "POST", f"{_window_path(window_id)}/close", {}, READ_TIMEOUT_S + GRACE_S
+        )
 
     def wait_operation(
         self, answer: Answer, timeout_s: float, progress: Progress | None = None
@@ -289,6 +308,10 @@ def client_from_environment(url: str | None = None, token_file: str | None = Non
 def operation_path(operation_id: str) -> str:
     """The route of an operation."""
     return f"/gc/operations/{quote(operation_id, safe='')}"
+
+
+def _window_path(window_id: str) -> str:
+    return f"/gc/windows/{quote(window_id, safe='')}"
 
 
 _CONNECTIONS: dict[str, Callable[..., http.client.HTTPConnection]] = {

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
-from urllib.parse import quote
 
 from gc_sidecar.sweep.analysis import CLOCK_S
 from gc_sidecar.sweep.driver import DriveError, Driver, Sample
@@ -110,7 +109,7 @@ class Session:
                     points.append((point, tuple(samples)))
                     memory.append(self._memory())
                     pauses.read()
-            answer = self._client.request("GET", f"/gc/windows/{quote(window_id)}")
+            answer = self._client.get_window(window_id)
             pauses.read()
             verdict = answer.body["window"]["verdict"]
             disturbances = [
@@ -150,13 +149,12 @@ class Session:
         """A window that is closed at the end, however that comes: no more than 16 may be open."""
         window_id = f"sweep-{block.number}-{time.time_ns()}"
         limits = {"max_pause_ms": WINDOW_LIMIT_MS, "max_stall_share": 1}
-        fields = {"window_id": window_id, "name": block.name, **limits}
-        self._client.request("POST", "/gc/windows", fields)
+        self._client.open_window(window_id=window_id, name=block.name, **limits)
         try:
             yield window_id
         finally:
             with contextlib.suppress(ClientError):
-                self._client.request("POST", f"/gc/windows/{quote(window_id)}/close", {})
+                self._client.close_window(window_id)
 
     @contextlib.contextmanager
     def _policy(self, policy: str) -> Iterator[list[ClientError]]:

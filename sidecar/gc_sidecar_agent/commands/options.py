@@ -80,7 +80,7 @@ def boolean(text: str) -> bool:
 
 
 def add_option(
-    parser: argparse.ArgumentParser,
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
     flag: str,
     convert: Callable[[str], Any] = str,
     *,
@@ -93,7 +93,11 @@ def add_option(
 
 
 def add_switch(
-    parser: argparse.ArgumentParser, flag: str, help: str, *, environment: bool = True
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    flag: str,
+    help: str,
+    *,
+    environment: bool = True,
 ) -> None:
     """Add a flag without a value; its variable holds 1 or 0."""
     default = _from_environment(flag) if environment else None

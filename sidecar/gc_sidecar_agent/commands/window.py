@@ -1,13 +1,27 @@
-"""Windows and their verdicts as text, for `?format=table` of the window routes."""
+"""`gc-sidecar window`: open and close a measured window, for harnesses that `gc-sidecar run` cannot start.
+
+Here is also how windows and verdicts look as text, for these verbs and for `?format=table` of the routes.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+from typing import TYPE_CHECKING, Any
 
+from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_OK
+from gc_sidecar_agent.commands.options import (
+    add_client_arguments,
+    add_option,
+    add_switch,
+    describe,
+    duration_with_unit,
+)
+from gc_sidecar_agent.commands.options import size as size_option
 from gc_sidecar_agent.commands.output import (
     UNKNOWN,
     change,
     count,
+    perform,
     role,
     rows_of,
     seconds,
@@ -17,10 +31,78 @@ from gc_sidecar_agent.commands.output import (
 )
 from gc_sidecar_agent.commands.pauses import pause_table
 
+if TYPE_CHECKING:
+    from gc_sidecar_agent.client import Answer, Client
+
+DESCRIPTION = """\
+A window is a measured stretch of time. `open` prints its id, `close` judges it: which pauses of the
+engine fell into it, how long they held it up, and whether it is clean. `show` tells how it stands so
+far. Nothing is sent to the engine.
+"""
+
+EXAMPLES = """\
+  id=$(gc-sidecar window open --name sweep-7); ./bench.sh; gc-sidecar window close "$id"
+  gc-sidecar window close --require-clean "$id" || echo "measure again"
+  gc-sidecar window show sweep-7 --json | jq .window.verdict.reasons
+"""
+
 # A TIME is of the collections that are counted before it; the longest is of any generation. 80 columns hold it.
 COLUMNS = ("ROLE", "DP", "RANK", "PID", "FULL", "TIME", "YOUNG", "TIME", "LONGEST", "GROWTH")
 LIST_COLUMNS = ("ID", "STATE", "VERDICT", "NAME", "OPENED", "LENGTH")
 SHOWN_PAUSES = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `window`."""
+    describe(parser, DESCRIPTION, EXAMPLES)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    opening = actions.add_parser("open", help="open one, and print its id")
+    opening.add_argument("id", nargs="?", metavar="ID", help="an id of your own for it")
+    add_option(opening, "--name", metavar="TEXT", environment=False, help="what it is of")
+    add_option(
+        opening, "--max-pause", duration_with_unit, metavar="DURATION",
+        help="a longer pause is not clean (default 50ms)",
+    )  # fmt: skip
+    add_option(
+        opening, "--max-growth-bytes", size_option, metavar="SIZE",
+        help="a process that grew by more is not clean",
+    )  # fmt: skip
+    closing = actions.add_parser("close", help="close one, and judge it")
+    add_switch(closing, "--require-clean", "exit with 1 where it is not clean", environment=False)
+    showing = actions.add_parser("show", help="tell how one stands, or stood")
+    for action in (closing, showing):
+        action.add_argument("id", metavar="ID", help="what `gc-sidecar window open` printed")
+    for action in (opening, closing, showing):
+        add_client_arguments(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the sidecar, print what it says, return the exit code."""
+
+    def call(client: Client) -> Answer:
+        if args.action == "open":
+            fields = {
+                "window_id": args.id,
+                "name": args.name,
+                "max_pause_ms": None if args.max_pause is None else 1000 * args.max_pause,
+                "max_growth_bytes": args.max_growth_bytes,
+            }
+            return client.open_window(**fields)
+        if args.action == "close":
+            return client.close_window(args.id)
+        return client.get_window(args.id)
+
+    def judge(answer: Answer) -> int:
+        is_clean = answer.body["window"]["verdict"]["clean"]
+        return EXIT_OK if is_clean or not args.require_clean else EXIT_FAILED
+
+    def show(document: dict[str, Any]) -> str:
+        if args.action == "open":
+            return word(document["window"]["id"])
+        return show_window(document)
+
+    verb = f"window {args.action}"
+    return perform(verb, args, call, show, judge if args.action == "close" else lambda _: EXIT_OK)
 
 
 def show_window(document: dict[str, Any]) -> str:
