@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,15 +10,19 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from gc_sidecar.install import install_agent
 from gc_sidecar_agent.page import list_pages, read_page
 from tests import observing
 from tests.prometheus import Prometheus
 from tests.sidecar_process import SidecarProcess, wait_for
 from tests.striking import strike
+from tests.vllm.real_vllm import MODEL_NAME
 from tests.vllm.scene import HELD_OFF, Scene, gen2_counts, pids_of, rows_of, scene
 
+SCHEMA = Path(__file__).parents[2] / "docs" / "report.v1.schema.json"
 EVERYONE = {"api_server-0-0", "engine_core-0-0", "worker-0-0", "worker-0-1"}
 
 
@@ -344,6 +349,52 @@ def test_pauses_are_those_that_a_witness_saw_and_every_panel_and_rule_has_data(
         observing.assert_agrees_with_pages(prometheus, sidecar)
         observing.assert_every_panel_has_data(prometheus, sidecar)
         observing.assert_every_rule_has_data(prometheus)
+
+
+def test_vllms_own_benchmark_under_run_has_a_verdict_and_a_report(
+    tp2: Scene, sidecar: SidecarProcess, tiny_model: Path, vllm_python: Path, tmp_path: Path
+) -> None:
+    pids = pids_of(sidecar.status())
+    before = tp2.gc_state(pids)
+    port = tp2.engine.url.rpartition(":")[2]
+    bench = [
+        *(str(vllm_python.parent / "vllm"), "bench", "serve", "--backend=vllm", f"--port={port}"),
+        *(
+            f"--model={MODEL_NAME}",
+            f"--tokenizer={tiny_model}",
+            "--dataset-name=random",
+            "--num-prompts=16",
+            "--seed=1",
+        ),
+        *("--random-input-len=8", "--random-output-len=32", "--ignore-eos", "--save-result"),
+        *(f"--result-dir={tmp_path}", "--result-filename=bench.json"),
+    ]
+    program = install_agent(tmp_path / "tree").directory / "bin" / "gc-sidecar"
+    run = [
+        *(str(program), "run", "--require-clean", "--max-pause=100ms", "--observe-client"),
+        *(f"--url={sidecar.url}", f"--report={tmp_path / 'r.json'}", "--", *bench),
+    ]
+    environment = {**os.environ, "GC_SIDECAR_PYTHON": str(vllm_python)}
+    done = subprocess.run(
+        run, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Successful requests:" in done.stdout
+    assert "tokens: " in done.stderr
+    result = json.loads((tmp_path / "bench.json").read_text())
+    assert (result["completed"], result["failed"]) == (16, 0), done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    jsonschema.validate(report, json.loads(SCHEMA.read_text()))
+    assert report["verdict"] == {**report["verdict"], "state": "clean", "reasons": []}
+    assert report["client"]["count"] > 0, "the benchmark's own full collections are seen"
+    (of_engine,) = report["sidecars"]
+    assert of_engine["coverage"] == {"acknowledged": 4, "expected": 4}
+    assert of_engine["window"]["latency"]["tokens"] > 100
+    for process in of_engine["processes"]:
+        assert process["gc"]["during"]["threshold"][2] == HELD_OFF
+        assert process["gc"]["after"] == process["gc"]["before"]
+        assert process["pauses"]["gen2"]["count"] == 0
+    assert tp2.gc_state(pids) == before
 
 
 def test_a_damaged_page_of_a_stopped_process_is_told(tp2: Scene, sidecar: SidecarProcess) -> None:

@@ -360,6 +360,11 @@ class _Job:
             code = EXIT_NOT_CLEAN
         run = Run(**{**vars(run), "exit_code": code})
         client = self._client_pauses()
+        for member in self._fleet.members:
+            # A benchmark whose requests all failed is clean, too: here it shows.
+            says = (member.window.get("verdict") or {}).get("latency", {}).get("says")
+            if says:
+                _tell(f"{member.url}: tokens: {says}")
         for reason in verdict.reasons[1:]:
             _tell(f"{reason.code}: {reason.detail}")
         line = verdict_line(verdict, run)
