@@ -22,6 +22,8 @@ endif
 VLLM_PIP_ARGS ?=
 
 PROMETHEUS := $(VENV)/tools/.prometheus
+HELM := $(VENV)/tools/.helm
+CHART_TOOLS := $(VENV)/tools/chart/.installed
 
 # GC_SIDECAR_WITHOUT_VLLM=1 tests everything else; pytest then says loudly what it left out, and CI does not pass.
 ifeq ($(GC_SIDECAR_WITHOUT_VLLM),1)
@@ -38,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # The steps of `test` share two cores and one terminal.
 .NOTPARALLEL:
-.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-agent-debian test-faults test-vllm soak dashboards lint format bench clean distclean
+.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-agent-debian test-faults test-vllm soak image test-image chart dashboards lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,9 +72,9 @@ demo-vllm: install $(VLLM_READY) ## the same on a real vLLM (CPU, tensor paralle
 
 test: test-agent test-unit test-faults test-vllm ## every test, those on a real vLLM included
 
-test-unit: install $(PROMETHEUS) ## the tests that need no vLLM, but for the agent's and the faults: units, embedded engine, deploy/
+test-unit: install $(PROMETHEUS) $(HELM) $(CHART_TOOLS) ## the tests that need no vLLM, but for the agent's and the faults: units, embedded engine, deploy/
 	@mkdir -p build && rm -f build/junit-unit.xml
-	$(PY) -m pytest tests --ignore=tests/vllm --ignore=tests/unit/agent --ignore=tests/faults --junitxml=build/junit-unit.xml
+	$(PY) -m pytest tests --ignore=tests/vllm --ignore=tests/unit/agent --ignore=tests/faults --ignore=tests/image --junitxml=build/junit-unit.xml
 
 test-faults: install ## what dies, hangs, lies or floods: kills at every stage, a model of the design, fuzzed inputs, a soak
 	@mkdir -p build && rm -f build/junit-faults.xml
@@ -89,7 +91,7 @@ test-agent-debian: install ## the same on the newest CPythons that Debian has, i
 	@scripts/agent_tests_in_debian.sh
 
 # pytest's exit status 5 means that no test was left to run, which is right only where that was asked for.
-test-vllm: install $(PROMETHEUS) $(TEST_VLLM_READY) ## the tests on a real vLLM
+test-vllm: install $(PROMETHEUS) $(HELM) $(TEST_VLLM_READY) ## the tests on a real vLLM
 	@mkdir -p build && rm -f build/junit-vllm.xml
 	@$(PY) -m pytest -n 0 -v tests/vllm --junitxml=build/junit-vllm.xml --durations=8 \
 	  || { rc=$$?; [ $$rc -eq 5 ] && [ "$$GC_SIDECAR_WITHOUT_VLLM" = 1 ]; }
@@ -98,6 +100,30 @@ test-vllm: install $(PROMETHEUS) $(TEST_VLLM_READY) ## the tests on a real vLLM
 $(PROMETHEUS): scripts/get_prometheus.py | $(VENV)/.installed
 	@$(PY) scripts/get_prometheus.py
 	@mkdir -p $(@D) && touch $@
+
+# Two real Helms and a kubectl, and what judges what they render. The tests' own, so never in our environment.
+$(HELM): scripts/get_helm.py | $(VENV)/.installed
+	@$(PY) scripts/get_helm.py
+	@mkdir -p $(@D) && touch $@
+
+$(CHART_TOOLS): tests/chart/requirements.txt | $(PY)
+	@echo "==> installing the chart's judges into $(@D)"
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install -qq --requirement $<
+	@touch $@
+
+image: ## the container image, by docker, podman or buildah; IMAGE=name and more: scripts/build_image.sh
+	@scripts/build_image.sh
+
+test-image: install $(HELM) ## build the image by buildah and play the pods through with it by podman (root needed, 2 minutes)
+	@mkdir -p build && rm -f build/junit-image.xml
+	$(PY) -m pytest -n 0 tests/image --junitxml=build/junit-image.xml
+
+chart: install $(HELM) ## write what of the chart is made from other files: dashboards, rules, README, the tests' golden files
+	@cp deploy/grafana/gc-sidecar-*.json helm/gc-sidecar/dashboards/
+	@cp deploy/prometheus/gc-sidecar.rules.yaml helm/gc-sidecar/rules/
+	@$(PY) scripts/chart_readme.py
+	@PYTHONPATH=. $(PY) -m tests.chart.golden_files
 
 dashboards: install ## write the Grafana dashboards in deploy/grafana
 	$(PY) deploy/grafana/dashboards.py
