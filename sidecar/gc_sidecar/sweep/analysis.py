@@ -28,6 +28,8 @@ NOT_GC, CLIENT = "something else", "this client's own GC"
 LEAST_RUNGS = 4
 LADDER_RATIOS = (1.15, 1.35)
 MOSTLY = 0.75
+# Tokens that came in so small a part of the mean time came in a burst, and so many of them make a doubt.
+BURST, BURSTS = 0.1, 0.1
 
 
 @dataclass(frozen=True)
@@ -144,15 +146,32 @@ def _judge(policy: str, all_blocks: Sequence[BlockRecord]) -> PolicyResult:
             for block in all_blocks
             for reason in block.disturbances
         ),
-        doubts=tuple(
-            f"block {block.number + 1}: {reason.detail}"
-            for block in blocks
-            for reason in block.doubts
+        doubts=(
+            *(
+                f"block {block.number + 1}: {each.detail}"
+                for block in blocks
+                for each in block.doubts
+            ),
+            *_bursts(measurements),
         ),
         together=sum(
             sample.together for block in blocks for _, samples in block.points for sample in samples
         ),
     )
+
+
+def _bursts(measurements: Sequence[Measurement]) -> list[str]:
+    """A doubt where many tokens came right behind another: they had waited, and not for the engine."""
+    lengths = [each.duration_s for each in measurements if each.kind == NEXT]
+    if not lengths:
+        return []
+    share = sum(each < BURST * statistics.fmean(lengths) for each in lengths) / len(lengths)
+    if share < BURSTS:
+        return []
+    return [
+        f"{100 * share:.0f} % of the tokens came right behind another: this client or the API server lacks CPU,"
+        " and medians and outliers are theirs, not the engine's"
+    ]
 
 
 def _growth_bytes(blocks: Iterable[BlockRecord]) -> int | None:

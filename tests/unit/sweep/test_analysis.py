@@ -8,6 +8,7 @@ from itertools import accumulate
 import pytest
 
 from gc_sidecar.sweep.analysis import CLIENT, FIRST, NOT_GC, PolicyResult, judge, quantile
+from gc_sidecar.sweep.driver import Sample
 from gc_sidecar.sweep.journal import Reason
 from gc_sidecar.sweep.reporting import show
 from tests.unit.sweep.samples import MEBIBYTE, STEP_S, block, pause, sample
@@ -105,6 +106,13 @@ def test_a_doubt_is_told_and_the_block_counts() -> None:
     result = judged([sample(0.0)], doubts=[Reason("other_engine", "hardly any")])
     assert len(result.measurements) == 100
     assert "IN DOUBT: block 1: hardly any" in show([result])
+
+
+def test_tokens_that_come_in_bursts_are_no_measure_of_the_engine() -> None:
+    times = [step * 0.05 + number * 0.00002 for step in range(1, 11) for number in range(10)]
+    result = judged([Sample(0.0, tuple(times))])
+    assert "91 % of the tokens came right behind another" in " ".join(result.doubts)
+    assert judged([sample(0.0)]).doubts == ()
 
 
 def test_a_stall_that_engine_and_client_caused_together_is_of_who_took_more_of_it() -> None:
