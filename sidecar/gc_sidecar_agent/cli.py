@@ -69,7 +69,10 @@ def dispatch(verbs: Mapping[str, Verb], argv: Sequence[str] | None, version: str
     parser = build_parser(verbs, chosen=next((a for a in arguments if a in verbs), None))
     parser.add_argument("--version", action="version", version=f"gc-sidecar {version}")
     try:
-        args = parser.parse_args(arguments)
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            # By the verb's own parser, for a verb may have its own exit code for that.
+            getattr(args, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as stop:  # argparse ends --help, --version and errors like this
         return stop.code if isinstance(stop.code, int) else EXIT_USAGE
     if args.verb is None:
@@ -77,7 +80,8 @@ def dispatch(verbs: Mapping[str, Verb], argv: Sequence[str] | None, version: str
         return EXIT_USAGE
     try:
         code = int(args.run(args))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -103,5 +107,5 @@ def build_parser(verbs: Mapping[str, Verb], chosen: str | None) -> argparse.Argu
         if name == chosen:
             module = importlib.import_module(verb.module)
             module.add_arguments(verb_parser)
-            verb_parser.set_defaults(run=module.run)
+            verb_parser.set_defaults(run=module.run, parser=verb_parser)
     return parser

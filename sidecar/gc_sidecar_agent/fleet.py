@@ -120,6 +120,8 @@ class Fleet:
         """Enter a policy everywhere. Raises FleetError; then it is in force nowhere."""
 
         def enter(member: Member) -> None:
+            if self._ended.is_set():
+                return
             # Set before it is asked for: whether it came to pass is not known where the answer is lost.
             member.has_policy = True
             sent = {"mode": mode, "owner": self.owner, "lease_s": self.lease_s, **fields}
@@ -132,8 +134,10 @@ class Fleet:
         """Open a window everywhere. Raises FleetError."""
 
         def open_one(member: Member) -> None:
-            member.client.open_window(window_id=window_id, **fields)
+            if self._ended.is_set():
+                return
             member.has_window = True
+            member.client.open_window(window_id=window_id, **fields)
             member.status_during = member.client.get_status().body
 
         self._all("did not open a window", open_one)
@@ -193,6 +197,10 @@ class Fleet:
 
     # --- after ---
 
+    def give_up(self) -> None:
+        """Enter nothing more, and open no window more."""
+        self._ended.set()
+
     def close_windows(self, window_id: str) -> None:
         """Close every window that was opened, and keep its verdict, or why there is none."""
         self._ended.set()
@@ -214,7 +222,10 @@ class Fleet:
         def restore(member: Member) -> None:
             if member.has_policy:
                 self._restore_one(member.client)
-            member.status_after = member.client.get_status().body
+            try:
+                member.status_after = member.client.get_status().body
+            except ClientError:  # how it is now is not known, but all that was ours is undone
+                pass
 
         for member, error in self._each(restore):
             member.restore_error = None if error is None else _told(error)

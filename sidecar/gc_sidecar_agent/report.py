@@ -25,8 +25,12 @@ CLEAN, NOT_CLEAN, UNKNOWN = "clean", "not_clean", "unknown"
 # What the pod knows of itself, as the chart hands it over.
 ENVIRONMENT = ("image", "node", "pod", "namespace", "gpu", "engine_args")
 # The name of a flag or a variable that holds a secret, and what follows it.
-SECRET_NAME = re.compile(r"(?i)(api[-_]?key|token|secret|password)$")
-SECRET = re.compile(r"(?i)((?:api[-_]?key|token|secret|password)[=\s]+)\S+")
+_NAMES = (
+    r"(?:api[-_]?key|access[-_]?key|token|secret|passw(?:or)?d|credentials?|authorization|bearer)"
+)
+SECRET_NAME = re.compile(rf"(?i){_NAMES}$")
+SECRET = re.compile(rf"""(?i)({_NAMES}["']?\s*[:=\s]\s*(?:["']|(?:bearer|basic)\s+)*)[^\s"',}}]+""")
+SECRET_IN_URL = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ def words_without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def _without_secrets(text: str) -> str:
-    return SECRET.sub(r"\1***", text)
+    return SECRET_IN_URL.sub(r"\1***@", SECRET.sub(r"\1***", text))
 
 
 def _date(time_s: float | None) -> str | None:

@@ -6,14 +6,16 @@ another thread meanwhile.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 # Passed on to the command; the first four end us where there is no command.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -21,6 +23,10 @@ PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SI
 WAITED_FOR = {*PASSED_ON, signal.SIGCHLD}
 # Python ignores these; a command must find them as any other would.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+# What a signal says of itself that a terminal sent: to the whole group, so that the command has it already.
+SI_KERNEL = 0x80
+FROM_A_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 
 # How often a thread that works, or a command's time, is looked after.
 LOOK_S = 0.1
@@ -64,14 +70,20 @@ class Ending:
         return self.status or 0
 
 
-class _Work(Generic[Result]):
-    """A function on a thread of its own."""
+class Work(Generic[Result]):
+    """A function on a thread of its own, from now on."""
 
     def __init__(self, function: Callable[[], Result]) -> None:
         self._function = function
         self._result: list[Result] = []
         self._error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has returned or raised."""
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -89,31 +101,26 @@ class _Work(Generic[Result]):
 class Supervisor:
     """The main thread's way to wait. Use it inside `signals_waited_for`."""
 
-    def __init__(self) -> None:
-        self._is_terminal = os.isatty(0)
+    def wait(self, work: Work[Result]) -> Result:
+        """What the work returns, or raises; Interrupted as soon as a signal wants us to end.
 
-    def call(self, function: Callable[[], Result]) -> Result:
-        """What `function` returns, or raises; Interrupted as soon as a signal wants us to end.
-
-        It is not stopped then: what it has asked for may still come to pass.
+        The work goes on then: wait for it again before anything that must not come before its end.
         """
-        work = _Work(function)
-        work.thread.start()
-        while work.thread.is_alive():
-            number = wait_for_signal(LOOK_S)
-            if number in ENDING:
-                raise Interrupted(number)
-            reap()
+        while not work.is_done:
+            self._wait_for_signal(LOOK_S)
         return work.result()
 
     def sleep(self, seconds: float) -> None:
         """Wait. Raises Interrupted."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
-            number = wait_for_signal(left_s)
-            if number in ENDING:
-                raise Interrupted(number)
-            reap()
+            self._wait_for_signal(left_s)
+
+    def _wait_for_signal(self, seconds: float) -> None:
+        info = signal.sigtimedwait(WAITED_FOR, seconds)
+        reap()
+        if info is not None and info.si_signo in ENDING:
+            raise Interrupted(info.si_signo)
 
     def run(
         self,
@@ -125,16 +132,23 @@ class Supervisor:
     ) -> Ending:
         """Run `command` until it has ended. Raises ExecError.
 
+        Away from a terminal it has a process group of its own, and what it has started is signalled with it.
         It is ended after `timeout_s`, and as soon as `why_stop` gives a reason: by SIGTERM, and `kill_after_s`
         later by SIGKILL.
         """
-        pid = spawn(command, environment)
+        has_group = not os.isatty(0)
+        pid = spawn(command, environment, has_group)
+        target = -pid if has_group else pid
         began_s = time.monotonic()
         killed_at_s: float | None = None
         timed_out, reason = False, None
         while True:
             status = reap(pid)
             if status is not None:
+                if has_group and killed_at_s is not None:
+                    _kill(
+                        target, signal.SIGKILL
+                    )  # what it has left behind would go on with its work
                 code = os.waitstatus_to_exitcode(status)
                 number = -code if code < 0 else None
                 return Ending(None if number else code, number, timed_out, reason)
@@ -143,38 +157,36 @@ class Supervisor:
                 reason = why_stop()
                 timed_out = timeout_s is not None and now_s - began_s >= timeout_s
                 if reason or timed_out:
-                    _kill(pid, signal.SIGTERM)
+                    _kill(target, signal.SIGTERM)
                     # One that is stopped sees it only then.
-                    _kill(pid, signal.SIGCONT)
+                    _kill(target, signal.SIGCONT)
                     killed_at_s = now_s + kill_after_s
             elif now_s >= killed_at_s:
-                _kill(pid, signal.SIGKILL)
-            left_s = LOOK_S if timeout_s is None else min(LOOK_S, began_s + timeout_s - now_s)
-            number_or_none = wait_for_signal(max(0.001, left_s))
-            if number_or_none in PASSED_ON:
-                self._pass_on(pid, number_or_none)
-
-    def _pass_on(self, pid: int, number: int) -> None:
-        # A terminal has sent these to the command already.
-        if self._is_terminal and number in (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH):
-            return
-        _kill(pid, number)
+                _kill(target, signal.SIGKILL)
+            left_s = LOOK_S
+            if timeout_s is not None and killed_at_s is None:
+                left_s = max(0.001, min(LOOK_S, began_s + timeout_s - now_s))
+            info = signal.sigtimedwait(WAITED_FOR, left_s)
+            if info is None or info.si_signo not in PASSED_ON:
+                continue
+            if has_group or not (info.si_code == SI_KERNEL and info.si_signo in FROM_A_TERMINAL):
+                _kill(target, info.si_signo)
 
 
 @contextmanager
 def signals_waited_for() -> Iterator[Supervisor]:
     """Inside, signals do nothing by themselves: they wait until the supervisor looks."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
+    # Who inherits it as ignored is never told what became of a child.
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield Supervisor()
     finally:
+        # One that came too late to be passed on must not end us either: everything is done.
+        while signal.sigtimedwait(WAITED_FOR, 0) is not None:
+            pass
+        signal.signal(signal.SIGCHLD, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def wait_for_signal(seconds: float) -> int | None:
-    """The next signal, None if none comes in time."""
-    info = signal.sigtimedwait(WAITED_FOR, seconds)
-    return info.si_signo if info is not None else None
 
 
 def reap(awaited: int | None = None) -> int | None:
@@ -192,20 +204,26 @@ def reap(awaited: int | None = None) -> int | None:
             found = status
 
 
-def spawn(command: Sequence[str], environment: dict[str, str]) -> int:
+def spawn(command: Sequence[str], environment: dict[str, str], has_group: bool) -> int:
     """Start `command` with our files and a signal mask like any other's; its pid. Raises ExecError."""
+    options: dict[str, Any] = {"setsigmask": (), "setsigdef": IGNORED_BY_PYTHON}
+    if has_group:
+        options["setpgroup"] = 0
     try:
-        return os.posix_spawnp(
-            command[0], list(command), environment, setsigmask=(), setsigdef=IGNORED_BY_PYTHON
-        )
+        return os.posix_spawnp(command[0], list(command), environment, **options)
     except (FileNotFoundError, NotADirectoryError):
         raise ExecError(f"{command[0]}: no such command", EXIT_NOT_FOUND) from None
     except (OSError, ValueError) as error:
+        script = shutil.which(command[0])
+        if isinstance(error, OSError) and error.errno == errno.ENOEXEC and script:
+            # Without `#!`: a shell would run it, and so do we.
+            words = ["/bin/sh", script, *command[1:]]
+            return os.posix_spawn(words[0], words, environment, **options)
         raise ExecError(f"{command[0]}: {error}", EXIT_NOT_EXECUTABLE) from None
 
 
 def _kill(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
-    except ProcessLookupError:  # it has ended, and is reaped next
+    except (ProcessLookupError, PermissionError):  # it has ended, or its group is not ours any more
         pass

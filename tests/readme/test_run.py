@@ -76,20 +76,30 @@ class Stage:
             stderr=subprocess.PIPE,
             text=True,
         ) as process:
+            groups: set[int] = set()
             try:
                 yield process
             finally:
+                # The command has a group of its own, and may have outlived us.
+                with contextlib.suppress(OSError):
+                    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+                    groups = {int(pid) for pid in path.read_text().split()}
                 process.kill()
+                for group in groups:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(group, signal.SIGKILL)
 
     @property
     def mode(self) -> str:
         """The policy that is in force."""
         return str(self.sidecar.status()["policy"]["mode"])
 
-    def assert_normal(self, before: Mapping[str, Any]) -> None:
-        """Every process is as it was found."""
+    def assert_normal(self, before: Mapping[str, Any], has_closed: bool = True) -> None:
+        """Every process is as it was found, and no window is left open."""
         wait_for("normal GC", lambda: self.mode == "off")
         wait_for("as found", lambda: self.gc_state() == before)
+        windows = self.sidecar.get("/gc/windows")[1]["windows"] if has_closed else []
+        assert [each["id"] for each in windows if each["state"] != "closed"] == []
 
     def gc_state(self) -> dict[str, Any]:
         """What the GC of every process really is like."""
@@ -244,12 +254,17 @@ def test_what_is_not_clean_is_an_error_where_that_is_required(stage: Stage) -> N
 
 def test_what_looks_like_a_secret_is_not_in_the_report(stage: Stage, tmp_path: Path) -> None:
     words = [
-        "--api-key",
-        "s3cret",
-        "--max-tokens",
-        "128",
-        "--hf-token=s3cret",
-        "OPENAI_API_KEY=s3cret",
+        *(
+            "--api-key",
+            "s3cret",
+            "--max-tokens",
+            "128",
+            "--hf-token=s3cret",
+            "OPENAI_API_KEY=s3cret",
+        ),
+        *("--header", "Authorization=Bearer s3cret", "-H", "Authorization: Bearer s3cret"),
+        *('{"api_key": "s3cret", "n": 1}', "http://u:s3cret@h/", "--passwd", "s3cret"),
+        *('AWS_SECRET_ACCESS_KEY="s3cret"', "--extra", "{'token':'s3cret'}"),
     ]
     done = stage.run(
         "--policy=off", f"--report={tmp_path / 'r.json'}", "--", "true", *words,
@@ -309,6 +324,92 @@ def test_a_signal_goes_to_the_command_and_what_it_makes_of_it_is_the_exit_code(
     stage.assert_normal(before)
 
 
+@pytest.mark.parametrize("after_s", [0.2, 0.35, 0.5, 0.7])
+def test_a_signal_at_any_moment_leaves_neither_policy_nor_window(
+    stage: Stage, after_s: float
+) -> None:
+    before = stage.gc_state()
+    with stage.running("--", "sleep", "60") as process:
+        time.sleep(after_s)  # wherever that is: waiting, entering, opening, running
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) in (143, 130)
+    stage.assert_normal(before)
+
+
+def test_what_the_command_has_started_is_ended_with_it(stage: Stage, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"sleep 60 & echo $! > {pid_file}; wait"
+    done = stage.run("--policy=off", "--timeout=500ms", "--", "sh", "-c", script)
+    assert done.returncode == 124
+    assert gone([int(pid_file.read_text())])
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("{run} -- true >&-", 0),
+        ("{run} -- sh -c 'exit 4' <&- >&- 2>&-", 4),
+        ("{run} --report - -- sh -c 'exit 6' >/dev/full", 6),
+        ("{run} --report - -- sh -c 'exit 6' >&-", 6),
+        ("{run} -- sh -c 'exit 5' 2>/dev/full", 5),
+        ("set -o pipefail; {run} -- sh -c 'exit 5' 2>&1 >/dev/null | true", 5),
+        ("set -o pipefail; {run} --report - -- sh -c 'exit 6' | true", 6),
+    ],
+)
+def test_where_nobody_hears_us_the_exit_code_is_the_commands_all_the_same(
+    stage: Stage, line: str, code: int
+) -> None:
+    before = stage.gc_state()
+    done = subprocess.run(
+        ["bash", "-c", line.format(run=" ".join(stage.command()))],
+        env=stage.environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    stage.assert_normal(before)
+
+
+def test_with_standard_error_closed_nothing_of_ours_is_in_the_output(stage: Stage) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{' '.join(stage.command())} --policy=off -- echo theirs 2>&-"],
+        env=stage.environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "theirs\n")
+
+
+def test_a_parent_that_ignores_its_children_does_not_make_it_wait_for_ever(stage: Stage) -> None:
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
+        " os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    program = [
+        sys.executable,
+        "-m",
+        "gc_sidecar",
+        "run",
+        "--policy=off",
+        "--",
+        "sh",
+        "-c",
+        "exit 3",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", ignoring, *program],
+        env={**stage.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+
+
+def test_a_script_without_an_interpreter_line_is_run_by_the_shell(
+    stage: Stage, tmp_path: Path
+) -> None:
+    script = tmp_path / "bench"
+    script.write_text('exit "$1"\n')
+    script.chmod(0o755)
+    assert stage.run("--policy=off", "--", str(script), "8").returncode == 8
+
+
 def test_a_command_over_its_time_is_ended_also_one_that_does_not_want_to(stage: Stage) -> None:
     before = stage.gc_state()
     stubborn = "trap '' TERM; echo begun; while :; do sleep 0.05; done"
@@ -333,7 +434,7 @@ def test_where_it_is_killed_the_lease_ends_the_policy(stage: Stage) -> None:
         begun(process)
         assert stage.mode == "freeze"
         process.kill()
-    stage.assert_normal(before)
+    stage.assert_normal(before, has_closed=False)
 
 
 def test_a_lease_is_renewed_for_as_long_as_the_command_runs(stage: Stage) -> None:
@@ -354,6 +455,8 @@ def test_a_lease_is_renewed_for_as_long_as_the_command_runs(stage: Stage) -> Non
     ("flags", "told"),
     [
         (["--policy=melt"], "none of off, freeze, budget"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--timeout=0"], "must be more than 0"),
         (["--pause-budget=5ms"], "belongs to --policy budget"),
         (["--max-pause=50"], "has no unit"),
         (["--lease=1s"], "at least 10s"),
@@ -392,6 +495,23 @@ def test_a_policy_of_somebody_else_is_left_alone(stage: Stage) -> None:
         assert (policy["mode"], policy["owner"]) == ("freeze", "another")
     finally:
         assert stage.sidecar.post("/gc/restore", {"owner": "another"})[0] == 200
+
+
+def test_where_the_clients_pauses_cannot_be_kept_nothing_is_run(stage: Stage) -> None:
+    generation = stage.sidecar.status()["policy"]["generation"]
+    code = (
+        "import sys, tempfile; tempfile.tempdir = '/nonexistent';"
+        "from gc_sidecar_agent.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["run", "--observe-client", "--", "echo", "was run"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**stage.environment(), "PYTHONPATH": str(stage.tree)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (125, ""), done.stderr
+    assert "FileNotFoundError" in done.stderr
+    assert stage.sidecar.status()["policy"]["generation"] == generation
 
 
 def test_an_engine_that_is_lost_ends_the_command(tree: Path, tmp_path: Path) -> None:

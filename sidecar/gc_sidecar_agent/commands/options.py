@@ -248,5 +248,11 @@ def _naming_the_variable(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def warn(message: str) -> None:
-    """One line on standard error, in our name."""
-    print(f"gc-sidecar: {message}", file=sys.stderr)
+    """One line on standard error, in our name. Nothing is said where nobody can hear it."""
+    if sys.stderr is None:
+        return
+    try:
+        print(f"gc-sidecar: {message}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        # What is left in the buffer would fail again at the end, and change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

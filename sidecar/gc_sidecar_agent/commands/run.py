@@ -28,7 +28,14 @@ from gc_sidecar_agent.commands.options import (
     size,
     warn,
 )
-from gc_sidecar_agent.fleet import Fleet, FleetError, Member, addresses, why_not_ready
+from gc_sidecar_agent.fleet import (
+    LOST_CODES,
+    Fleet,
+    FleetError,
+    Member,
+    addresses,
+    why_not_ready,
+)
 from gc_sidecar_agent.observe import ClientPauses, environment_of_observed, read_pauses
 from gc_sidecar_agent.report import CLEAN, Run, Verdict, document, judge, verdict_line
 from gc_sidecar_agent.supervise import (
@@ -39,6 +46,7 @@ from gc_sidecar_agent.supervise import (
     ExecError,
     Interrupted,
     Supervisor,
+    Work,
     signals_waited_for,
 )
 
@@ -198,6 +206,7 @@ class _Job:
             "max_pause_ms": None if args.max_pause is None else 1000 * args.max_pause,
             "max_stall_share": args.max_stall_share,
         }
+        self._preparing: Work[None] | None = None
         self._client_file: str | None = None
 
     def run(self) -> int:
@@ -208,14 +217,16 @@ class _Job:
         failure: str | None = None
         exit_code = EXIT_OURS
         try:
+            environment = self._environment()
             members = self._wait_for_engines()
             self._fleet = Fleet(members, self._owner, self._lease_s)
-            self._supervisor.call(self._prepare)
+            self._preparing = Work(self._prepare)
+            self._supervisor.wait(self._preparing)
             self._fleet.keep(self._window_id)
             started_s = time.time()
             ending = self._supervisor.run(
                 self._command,
-                self._environment(),
+                environment,
                 self._args.timeout,
                 DEFAULT_KILL_AFTER_S if self._args.kill_after is None else self._args.kill_after,
                 lambda: self._fleet.lost,
@@ -232,6 +243,8 @@ class _Job:
             exit_code, failure = error.exit_code, str(error)
         except (FleetError, TimeoutError, ValueError) as error:
             failure = str(error)
+        except Exception as error:  # whatever it is, the engine is put back first
+            failure = f"{type(error).__name__}: {error}"
         ended_s = time.time()
         if failure is not None:
             _tell(failure)
@@ -264,9 +277,11 @@ class _Job:
         told_s, told, found, steady = -TELL_S, "", [("", None)], 0
         while True:
             now_s = time.monotonic() - began_s
-            why, known = self._supervisor.call(self._look)
+            why, known = self._supervisor.wait(Work(self._look))
             steady, found = (steady + 1 if known == found else 0), known
-            if why is None and (steady >= self._looks_needed):
+            if why is None and steady < self._looks_needed:
+                why = f"{len(known)} sidecars have an address, and there may be more (--sidecars N)"
+            if why is None:
                 if told:
                     _tell(f"the engine is ready after {now_s:.0f} s")
                 return self._members(known)
@@ -314,7 +329,8 @@ class _Job:
         _tell(f"{where} under {self._policy}; running {self._command[0]}")
 
     def _name(self) -> str:
-        return f"gc-sidecar run {os.path.basename(self._command[0])}"[:128]
+        name = f"gc-sidecar run {os.path.basename(self._command[0])}"[:128]
+        return "".join(letter if letter.isprintable() else "?" for letter in name)
 
     def _environment(self) -> dict[str, str]:
         environment = dict(os.environ)
@@ -330,17 +346,29 @@ class _Job:
         """Close and restore. A signal does not keep us from it: who is in more haste has SIGKILL."""
 
         def finish() -> None:
-            self._fleet.close_windows(self._window_id)
-            self._fleet.restore()
+            try:
+                self._fleet.close_windows(self._window_id)
+            finally:
+                self._fleet.restore()
 
         if not self._fleet.members:
             return
+        self._fleet.give_up()
+        # What it has asked for may still come to pass, and has to come before what undoes it.
+        if self._preparing is not None:
+            self._wait_whatever_comes(self._preparing)
+        self._wait_whatever_comes(Work(finish))
+
+    def _wait_whatever_comes(self, work: Work[None]) -> None:
         while True:
             try:
-                self._supervisor.call(finish)
+                self._supervisor.wait(work)
             except Interrupted as interrupted:
                 _tell(f"{interrupted}: putting the engine back first")
                 continue
+            except Exception as error:
+                if not isinstance(error, FleetError):
+                    _tell(f"{type(error).__name__}: {error}")
             return
 
     def _limits_in_force(self) -> dict[str, Any]:
@@ -354,7 +382,8 @@ class _Job:
         verdict = judge(self._fleet, run)
         not_restored = [reason for reason in verdict.reasons if reason.code == "not_restored"]
         code = run.exit_code
-        if code == 0 and not_restored:
+        is_lost = any(reason.code in LOST_CODES for reason in verdict.reasons)
+        if code == 0 and (not_restored or is_lost):
             code = EXIT_OURS
         elif code == 0 and self._args.require_clean and verdict.state != CLEAN:
             code = EXIT_NOT_CLEAN
@@ -388,14 +417,14 @@ class _Job:
         return client
 
     def _write(self, run: Run, verdict: Verdict, client: ClientPauses | None, line: str) -> None:
-        text = json.dumps(document(self._fleet, run, verdict, client), indent=1)
-        if self._args.report == "-":
-            print(text, flush=True)
-        elif self._args.report:
-            _write_file("--report", self._args.report, f"{text}\n")
         if self._args.verdict_file:
-            cut = line.encode()[: MAXIMUM_VERDICT_BYTES - 1].decode(errors="ignore")
+            # In the terms of what is printable, for a command's name may be anything.
+            told = line.encode(errors="backslashreplace")
+            cut = told[: MAXIMUM_VERDICT_BYTES - 1].decode(errors="ignore")
             _write_file("--verdict-file", self._args.verdict_file, f"{cut}\n")
+        if self._args.report:
+            text = json.dumps(document(self._fleet, run, verdict, client), indent=1)
+            _write_file("--report", self._args.report, f"{text}\n")
 
 
 def _usage_error(parser: argparse.ArgumentParser) -> Callable[[str], NoReturn]:
@@ -409,14 +438,20 @@ def _usage_error(parser: argparse.ArgumentParser) -> Callable[[str], NoReturn]:
 
 
 def _write_file(flag: str, path: str, text: str) -> None:
+    """Write it, to standard output where the path is -. What could not be written stands in the log."""
+    if path == "-" and sys.stdout is None:
+        _tell(f"{flag} {path}: standard output is closed")
+        return
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        # Without a buffer of Python's, which would fail a second time at the end, and change the exit code.
+        with open(1 if path == "-" else path, "wb", buffering=0, closefd=path != "-") as file:
+            left = memoryview(text.encode(errors="backslashreplace"))
+            while left:
+                left = left[file.write(left) :]
     except OSError as error:
-        # What was measured is not lost for that: it stands in the log.
         _tell(f"{flag} {path}: {error.strerror}")
         if flag == "--report":
-            sys.stderr.write(text)
+            _tell(text)
 
 
 def _tell(line: str) -> None:
@@ -428,6 +463,10 @@ def _check(args: argparse.Namespace, command: Sequence[str], urls: Sequence[str]
         raise ValueError("there is no command to run: gc-sidecar run [FLAGS] -- COMMAND ...")
     if args.pause_budget is not None and (args.policy or "freeze") != "budget":
         raise ValueError("--pause-budget belongs to --policy budget")
+    if args.timeout is not None and args.timeout <= 0:
+        raise ValueError(
+            "--timeout must be more than 0: leave it out for a command without a limit"
+        )
     if args.lease is not None and args.lease < LEAST_LEASE_S:
         raise ValueError(
             f"--lease must be at least {LEAST_LEASE_S:g}s, for it is renewed over HTTP"
@@ -441,7 +480,8 @@ def _check(args: argparse.Namespace, command: Sequence[str], urls: Sequence[str]
 
 
 def _urls_of_environment() -> list[str]:
-    return [url for url in os.environ.get(f"{PREFIX}URL", "").split(",") if url]
+    found = os.environ.get(f"{PREFIX}URL", "").split(",")
+    return [url.strip() for url in found if url.strip()]
 
 
 def _budget_ms(args: argparse.Namespace, policy: str) -> float | None:

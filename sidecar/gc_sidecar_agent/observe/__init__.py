@@ -54,7 +54,7 @@ def read_pauses(path: str) -> ClientPauses:
             try:
                 pid, started_s, duration_s, generation = json.loads(line)
                 pause = ClientPause(int(pid), float(started_s), float(duration_s), int(generation))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, OverflowError):
                 continue
             pids.add(pause.pid)
             if pause.gc_generation >= 0:

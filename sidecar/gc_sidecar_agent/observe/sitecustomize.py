@@ -52,8 +52,10 @@ def _run_the_next_one() -> None:
     import importlib.machinery
     import importlib.util
 
-    here = os.path.dirname(os.path.abspath(__file__))
-    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    # Where one run observes another, its directory comes next, and then ours must not come again.
+    seen = sys.__dict__.setdefault("_gc_sidecar_observe", [])
+    seen.append(os.path.dirname(os.path.abspath(__file__)))
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") not in seen]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
@@ -63,6 +65,6 @@ def _run_the_next_one() -> None:
 
 
 _path = os.environ.get("GC_SIDECAR_CLIENT_PAUSES")
-if _path:
+if _path and not hasattr(sys, "_gc_sidecar_observe"):
     _meter(_path)
 _run_the_next_one()
