@@ -70,7 +70,7 @@ demo: install ## the whole story on the terminal, in under a minute: pauses that
 demo-vllm: install $(VLLM_READY) ## the same on a real vLLM (CPU, tensor parallel, tiny random model)
 	@$(PY) -m gc_sidecar demo --engine vllm --vllm-python $(VLLM_PYTHON)
 
-test: test-agent test-unit test-faults test-vllm ## every test, those on a real vLLM included
+test: test-agent test-unit test-faults test-image test-vllm ## every test, those on a real vLLM included
 
 test-unit: install $(PROMETHEUS) $(HELM) $(CHART_TOOLS) ## the tests that need no vLLM, but for the agent's and the faults: units, embedded engine, deploy/
 	@mkdir -p build && rm -f build/junit-unit.xml

@@ -161,8 +161,10 @@ def test_engine_and_sidecar_share_the_run_directory_and_nobody_else_sees_it(case
     if not case.values.get("openshift"):
         # Different users: what they have in common is the pod's group.
         assert spec["securityContext"]["fsGroup"] > 0
-    assert environment(container(case.render(), "vllm"))["GC_SIDECAR_RUN_DIR"] == "/run/gc-sidecar"
-    assert "--run-dir=/run/gc-sidecar" in container(case.render(), "gc-sidecar")["args"]
+    # As a variable in both, so that `gc-sidecar doctor` needs no flag in either.
+    for name in who:
+        variables = environment(container(case.render(), name))
+        assert variables["GC_SIDECAR_RUN_DIR"] == "/run/gc-sidecar"
 
 
 @EACH
@@ -222,7 +224,7 @@ def test_each_transport_sets_what_it_needs_and_no_more(case: Case) -> None:
     assert ("--endpoint-plugin" in container(documents, "install-agent")["args"]) is (
         transport == "plugin"
     )
-    assert any(arg.startswith("--engine-url=") for arg in sidecar["args"]) is (transport != "board")
+    assert ("GC_SIDECAR_ENGINE_URL" in environment(sidecar)) is (transport != "board")
     assert ("VLLM_SERVER_DEV_MODE" in variables) is (transport == "dev")
     if transport == "dev":
         assert "--host=127.0.0.1" in engine["args"]

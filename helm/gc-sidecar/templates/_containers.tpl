@@ -34,10 +34,6 @@ restartPolicy: Always
 {{- end }}
 command: [gc-sidecar, serve]
 args:
-  - --run-dir=/run/gc-sidecar
-  {{- if ne .Values.transport "board" }}
-  - --engine-url=http://localhost:{{ .Values.vllm.port }}
-  {{- end }}
   - --host={{ $control.expose | ternary "0.0.0.0" "127.0.0.1" }}
   - --port={{ .Values.sidecar.port }}
   {{- if $control.existingSecret }}
@@ -56,6 +52,13 @@ args:
   - {{ tpl . $ | quote }}
   {{- end }}
 env:
+  # As variables, for whoever asks in this container: kubectl exec ... -- gc-sidecar doctor
+  - name: GC_SIDECAR_RUN_DIR
+    value: /run/gc-sidecar
+  {{- if ne .Values.transport "board" }}
+  - name: GC_SIDECAR_ENGINE_URL
+    value: http://localhost:{{ .Values.vllm.port }}
+  {{- end }}
   - name: NVIDIA_VISIBLE_DEVICES
     value: void
   {{- with .Values.sidecar.extraEnv }}
