@@ -24,6 +24,7 @@ from tests.chart.rendering import (
     Document,
     arguments,
     container,
+    environment,
     helm,
     of_kind,
     pod,
@@ -70,9 +71,12 @@ def test_run_takes_the_flags_that_it_is_given_and_the_command_as_it_is(case: Cas
 
     assert args.command[0] == "--"
     assert args.command[1:] == each["args"][each["args"].index("--") + 1 :]
-    sidecar = parsed(SIDECAR_VERBS, ["serve", *container(documents, "gc-sidecar")["args"]])
-    assert args.url == [f"http://localhost:{sidecar.port}"]
-    assert args.token_file == sidecar.token_file
+    of_sidecar = container(documents, "gc-sidecar")
+    sidecar = parsed(SIDECAR_VERBS, ["serve", *of_sidecar["args"]])
+    # Whoever asks in the sidecar's container needs no flag: there it is in the environment.
+    variables = environment(of_sidecar)
+    assert args.url == [variables["GC_SIDECAR_URL"]] == [f"http://localhost:{sidecar.port}"]
+    assert args.token_file == variables.get("GC_SIDECAR_TOKEN_FILE")
     assert args.policy in ("freeze", "budget", "off")
     # The owner that the status names is the Job that people see.
     assert args.owner in ("me", workload(documents)["metadata"]["name"])
@@ -86,7 +90,10 @@ def test_no_variable_of_ours_is_one_that_nobody_reads(case: Case) -> None:
         }
         read = {
             "benchmark": PLACE,
-            "gc-sidecar": {"GC_SIDECAR_RUN_DIR", "GC_SIDECAR_ENGINE_URL"},
+            "gc-sidecar": {
+                *("GC_SIDECAR_RUN_DIR", "GC_SIDECAR_ENGINE_URL", "GC_SIDECAR_URL"),
+                "GC_SIDECAR_TOKEN_FILE",
+            },
         }
         assert own <= read.get(each["name"], {"GC_SIDECAR_RUN_DIR"})
 

@@ -391,7 +391,7 @@ def test_the_control_listener_stays_on_loopback_unless_it_has_a_token(case: Case
     args = sidecar["args"]
 
     assert f"--host={'0.0.0.0' if control.get('expose') else '127.0.0.1'}" in args
-    assert ("--token-file=/etc/gc-sidecar/token" in args) is bool(control)
+    assert ("GC_SIDECAR_TOKEN_FILE" in environment(sidecar)) is bool(control)
     assert ("control" in [port["name"] for port in sidecar["ports"]]) is bool(control.get("expose"))
     for each in ours(pod(documents)):
         mounted = "control-token" in [mount["name"] for mount in each.get("volumeMounts", [])]

@@ -91,7 +91,7 @@ BY_REASON: list[tuple[dict[str, Any], str]] = [
         {"vllm": {"cache": {"existingClaim": "a", "volume": {"emptyDir": {}}}}},
         "vllm.cache.existingClaim",
     ),
-    ({"vllm": {"claims": [{"name": "gpus"}]}}, 'vllm.claims names "gpus"'),
+    ({"vllm": {"gpu": {"count": 0}, "claims": [{"name": "gpus"}]}}, 'vllm.claims names "gpus"'),
     ({"benchmark": {"suffix": "s" * 63}}, "benchmark.suffix"),
     ({"benchmark": {"image": {"repository": "aiperf"}}}, "benchmark.image.tag"),
     (
@@ -100,6 +100,29 @@ BY_REASON: list[tuple[dict[str, Any], str]] = [
             "monitoring": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
         },
         "scraped twice",
+    ),
+    ({"vllm": {"image": {"tag": ""}}}, "vllm.image.tag"),
+    (
+        {
+            "resourceClaims": [{"name": "g", "resourceClaimTemplateName": "b200"}],
+            "vllm": {"claims": [{"name": "g"}]},
+        },
+        "set vllm.gpu.count to 0",
+    ),
+    ({"vllm": {"port": 9470}}, "one pod has each port once"),
+    (
+        {"monitoring": {"podMonitor": {"enabled": True, "engine": True}}},
+        "networkPolicy.metricsFrom",
+    ),
+    ({"benchmark": {"timeout": "3h30m"}}, "are 15300 s together"),
+    (
+        {
+            "vllm": {
+                "hfToken": {"existingSecret": "hf"},
+                "extraEnv": [{"name": "HF_TOKEN", "value": "x"}],
+            }
+        },
+        "vllm.extraEnv sets HF_TOKEN",
     ),
     # What is refused as a value must not come in by a side door.
     (

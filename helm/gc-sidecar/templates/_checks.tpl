@@ -24,6 +24,25 @@
 {{- if and .Values.vllm.cache.existingClaim .Values.vllm.cache.volume -}}
 {{- fail "vllm.cache.existingClaim and vllm.cache.volume are both set: the cache is one volume." -}}
 {{- end -}}
+{{- if not (or .Values.vllm.image.tag .Values.vllm.image.digest) -}}
+{{- fail "vllm.image needs vllm.image.tag or vllm.image.digest: two runs of `latest` are not the same engine." -}}
+{{- end -}}
+{{- if and .Values.vllm.claims .Values.vllm.gpu.count -}}
+{{- fail (printf "vllm.claims brings the GPUs, and vllm.gpu.count asks for %d more of %s: set vllm.gpu.count to 0." (int .Values.vllm.gpu.count) .Values.vllm.gpu.resource) -}}
+{{- end -}}
+{{- $ports := list (int .Values.vllm.port) (int .Values.sidecar.port) (int .Values.sidecar.openPort) -}}
+{{- if ne (len (uniq $ports)) 3 -}}
+{{- fail (printf "vllm.port, sidecar.port and sidecar.openPort are %s: one pod has each port once." (join ", " $ports)) -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) (or (eq .Values.mode "benchmark") .Values.networkPolicy.engineFrom) (include "gc-sidecar.engineScraped" .) -}}
+{{- fail "monitoring.podMonitor.engine and serviceMonitor.engine need networkPolicy.metricsFrom: vLLM's metrics are on the port of its API, which would be open to the whole cluster." -}}
+{{- end -}}
+{{- if eq .Values.mode "benchmark" -}}
+{{- $waits := add (include "gc-sidecar.seconds" .Values.benchmark.engineTimeout) (include "gc-sidecar.seconds" .Values.benchmark.timeout) -}}
+{{- if ge $waits (int64 .Values.benchmark.activeDeadlineSeconds) -}}
+{{- fail (printf "benchmark.engineTimeout and benchmark.timeout are %d s together, and benchmark.activeDeadlineSeconds is %d: at that deadline Kubernetes removes the pod, its log and its verdict. Raise it." $waits (int64 .Values.benchmark.activeDeadlineSeconds)) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.benchmark.image -}}
 {{- if and .repository (not (or .tag .digest)) -}}
 {{- fail "benchmark.image.repository needs benchmark.image.tag or benchmark.image.digest: two runs of `latest` are not the same benchmark." -}}
@@ -37,6 +56,9 @@
       "HOME" "vllm.user.home"
       "USER" "vllm.user.name"
       "LOGNAME" "vllm.user.name" -}}
+{{- if .Values.vllm.hfToken.existingSecret -}}
+{{- $_ := set $instead "HF_TOKEN" "vllm.hfToken alone" -}}
+{{- end -}}
 {{- range .Values.vllm.extraEnv -}}
 {{- if hasKey $instead .name -}}
 {{- fail (printf "vllm.extraEnv sets %s, which the chart sets itself or leaves to the image. Take %s." .name (get $instead .name)) -}}

@@ -36,9 +36,6 @@ command: [gc-sidecar, serve]
 args:
   - --host={{ $control.expose | ternary "0.0.0.0" "127.0.0.1" }}
   - --port={{ .Values.sidecar.port }}
-  {{- if $control.existingSecret }}
-  - --token-file=/etc/gc-sidecar/token
-  {{- end }}
   {{- range $control.allowedHosts }}
   - --allowed-host={{ . }}
   {{- end }}
@@ -58,6 +55,12 @@ env:
   {{- if ne .Values.transport "board" }}
   - name: GC_SIDECAR_ENGINE_URL
     value: http://localhost:{{ .Values.vllm.port }}
+  {{- end }}
+  - name: GC_SIDECAR_URL
+    value: http://localhost:{{ .Values.sidecar.port }}
+  {{- if $control.existingSecret }}
+  - name: GC_SIDECAR_TOKEN_FILE
+    value: /etc/gc-sidecar/token
   {{- end }}
   - name: NVIDIA_VISIBLE_DEVICES
     value: void
@@ -174,6 +177,11 @@ ports:
 {{- end }}
 {{- end }}
 {{- $resources := deepCopy $vllm.resources -}}
+{{- $cache := $vllm.cache -}}
+{{- if not (or $cache.existingClaim $cache.volume (hasKey $resources "ephemeral-storage")) -}}
+{{- /* A node without room for the model would evict the pod in the middle, and the next one too. */ -}}
+{{- $_ := set $resources "ephemeral-storage" $cache.sizeLimit -}}
+{{- end -}}
 {{- if $vllm.gpu.count -}}
 {{- $_ := set $resources $vllm.gpu.resource $vllm.gpu.count -}}
 {{- end }}

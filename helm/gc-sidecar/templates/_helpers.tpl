@@ -165,3 +165,23 @@ requests:
 {{- toJson .Values.vllm.user -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The seconds in 45m or 1h30m; none in nothing. */}}
+{{- define "gc-sidecar.seconds" -}}
+{{- $units := dict "h" 3600 "m" 60 "s" 1 "d" 86400 -}}
+{{- $seconds := 0 -}}
+{{- range regexFindAll "[0-9]+(\\.[0-9]+)?(ms|[hmsd])" (toString .) -1 -}}
+{{- if not (hasSuffix "ms" .) -}}
+{{- $seconds = addf $seconds (mulf (float64 (regexFind "^[0-9.]+" .)) (get $units (regexFind "[hmsd]$" .))) -}}
+{{- end -}}
+{{- end -}}
+{{- int64 $seconds -}}
+{{- end -}}
+
+{{/* Whether somebody is to read vLLM's own metrics. */}}
+{{- define "gc-sidecar.engineScraped" -}}
+{{- $monitoring := .Values.monitoring -}}
+{{- if or (and $monitoring.podMonitor.engine (include "gc-sidecar.podMonitorWanted" .)) (and $monitoring.serviceMonitor.engine (include "gc-sidecar.serviceMonitorWanted" .)) -}}
+true
+{{- end -}}
+{{- end -}}
