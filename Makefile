@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # The steps of `test` share two cores and one terminal.
 .NOTPARALLEL:
-.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-agent-debian test-faults test-vllm soak image test-image chart dashboards lint format bench clean distclean
+.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-agent-debian test-faults test-vllm soak image test-image chart dashboards screenshots lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ chart: install $(HELM) ## write what of the chart is made from other files: dash
 	@$(PY) scripts/chart_readme.py
 	@PYTHONPATH=. $(PY) -m tests.chart.golden_files
 
+screenshots: install ## take the pictures of the page in docs/images (Chromium needed, 5 minutes)
+	@PYTHONPATH=. $(PY) scripts/screenshots.py
+
 dashboards: install ## write the Grafana dashboards in deploy/grafana
 	$(PY) deploy/grafana/dashboards.py
 
@@ -140,7 +143,7 @@ format: install ## put imports and layout in order
 	$(PY) -m ruff format .
 
 # All of them, and a status other than 0 at the end where one did not keep its limits.
-BENCHES := meter_cost scrape scrape_effect fan_out control_latency policies embedded_rate embedded_sweep vllm_sweep
+BENCHES := meter_cost scrape scrape_effect page_cost fan_out control_latency policies embedded_rate embedded_sweep vllm_sweep
 bench: install $(VLLM_READY) ## what it costs and what it brings, against what people do instead (40 minutes)
 	@status=0; for bench in $(BENCHES); do \
 	  echo "==> bench/$$bench.py"; PYTHONPATH=. $(PY) bench/$$bench.py || status=1; done; exit $$status

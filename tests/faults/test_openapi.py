@@ -144,7 +144,9 @@ def test_what_the_document_allows_is_taken_and_answered_as_it_says(
         elif path == "/gc/policy":
             case.query = {**case.query, "mode": "off"}
             case.query.pop("pause_budget_ms", None)
-        if is_known and case.path_parameters:
+        if path == "/gc/events":
+            case.query = {**case.query, "for_s": 0}  # it has no end that a test can wait for
+        if is_known and case.path_parameters and path != "/page/{name}":
             name = next(iter(case.path_parameters))
             path_of, told = ("/gc/windows", "window") if name == "window_id" else RESTORE
             code, answer = sidecar.post(path_of, {} if told == "window" else {"force": True})

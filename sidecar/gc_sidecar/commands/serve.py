@@ -82,6 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a Host header to accept besides localhost, 127.0.0.1 and [::1]; may be repeated",
     )
+    control.add_argument(
+        "--read-only-page",
+        action="store_true",
+        default=None,
+        help="the page at / has no buttons; the API takes changes all the same",
+    )
     opened = parser.add_argument_group("the open listener: /healthz, /readyz and /metrics only")
     opened.add_argument(
         "--open-host", metavar="ADDRESS", help="default 127.0.0.1, if --open-port is given"

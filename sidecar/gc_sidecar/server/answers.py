@@ -123,8 +123,8 @@ class ProcessOutcome(TypedDict):
     device_delta_bytes: int | None
 
 
-class Operation(TypedDict):
-    """One operation and what it did in each process."""
+class OperationHead(TypedDict):
+    """What is told of every operation."""
 
     id: str
     kind: str
@@ -137,7 +137,25 @@ class Operation(TypedDict):
     rolled_back: bool | str | None
     code: str | None
     detail: str | None
+
+
+class Operation(OperationHead):
+    """One operation and what it did in each process."""
+
     processes: list[ProcessOutcome]
+
+
+class OperationLine(OperationHead):
+    """An operation among others: how many processes did it, of those that were asked."""
+
+    done: int
+    asked: int
+
+
+class Operations(TypedDict):
+    """GET /gc/operations"""
+
+    operations: list[OperationLine]
 
 
 class Status(TypedDict):

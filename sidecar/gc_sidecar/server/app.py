@@ -22,6 +22,7 @@ from gc_sidecar.server import engine_http, openapi
 from gc_sidecar.server.claim import ClaimedError
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.engines import Engines
+from gc_sidecar.server.live import Live
 from gc_sidecar.server.problems import Problem
 from gc_sidecar.server.routes import (
     control_router,
@@ -47,6 +48,7 @@ class Services:
     settings: Settings
     coordinator: Coordinator
     windows: Windows
+    live: Live
     tally: Tally
     http: httpx.AsyncClient
     timing: Timing
@@ -70,10 +72,13 @@ class Services:
         tasks = [
             asyncio.create_task(self.coordinator.watch.keep_watch()),
             asyncio.create_task(self.coordinator.watch.keep_contact()),
+            asyncio.create_task(self.windows.keep()),
+            asyncio.create_task(self.live.keep()),
         ]
         try:
             yield
         finally:
+            self.live.stop()
             pending = set(tasks)
             while pending:
                 # More than once: before Python 3.12 asyncio.wait_for may swallow a cancellation.
@@ -82,6 +87,11 @@ class Services:
                 _, pending = await asyncio.wait(pending, timeout=0.05)
             await self.http.aclose()
             run_dir.release()
+
+    def stop(self) -> None:
+        """Begin nothing more: the sidecar ends."""
+        self.coordinator.stop()
+        self.live.stop()
 
 
 def make_services(settings: Settings, timing: Timing | None = None) -> Services:
@@ -99,14 +109,15 @@ def make_services(settings: Settings, timing: Timing | None = None) -> Services:
         run_dir, Sight(settings.run_dir), engines, timing, tally, settings.max_maintain_pause_s
     )
     windows = Windows(coordinator.knowledge, coordinator.watch, coordinator.ledger, timing)
-    return Services(settings, coordinator, windows, tally, http, timing)
+    live = Live(coordinator, windows, timing, may_act=not settings.read_only_page)
+    return Services(settings, coordinator, windows, live, tally, http, timing)
 
 
 def make_control_app(services: Services) -> ASGIApp:
     """Every route, behind the guard."""
     settings = services.settings
     token_file = TokenFile(settings.token_file) if settings.token_file else None
-    router = control_router(services.coordinator, services.windows, services.tally)
+    router = control_router(services.coordinator, services.windows, services.live, services.tally)
     app = _make_app(router, "/openapi.json")
     return Guard(app, token_file, settings.allowed_host)
 

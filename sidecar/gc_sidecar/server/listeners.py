@@ -31,6 +31,8 @@ BACKLOG = 128
 # Of each listener. Whoever says nothing for so long is cut off, also with half a request's head.
 MAXIMUM_CONNECTIONS = 200
 SILENCE_S = 10.0
+# How long what is sent may lie in the socket without being taken.
+UNTAKEN_MS = 20_000
 # Requests in flight get this long; whatever holds up the rest is cut off before two seconds have passed.
 GRACE_S = 1
 LAST_MOMENT_S = 1.4
@@ -123,7 +125,7 @@ async def _serve(services: Services, listeners: list[tuple[ASGIApp, socket.socke
         for server in servers:
             server.should_exit = True
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(services.coordinator.stop)
+            loop.call_soon_threadsafe(services.stop)
 
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, stop)
@@ -196,6 +198,8 @@ def _bind(host: str, port: int) -> socket.socket:
     # Connections inherit it. asyncio sets it on sockets that name their protocol, which this one does not, and
     # without it an answer in two pieces waits 40 ms for the caller's acknowledgement.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Whoever takes no more of an answer is not there any more, or stands still; a stream of events has no end.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNTAKEN_MS)
     return sock
 
 

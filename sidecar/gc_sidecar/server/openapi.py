@@ -36,6 +36,7 @@ OF_CHANGES = (
 OF_IDS = ("not_found",)
 
 TEXT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+HTML: dict[str, Any] = {"text/html": {"schema": {"type": "string"}}}
 LOCATION = {"Location": {"schema": {"type": "string"}, "description": "where to ask for it"}}
 RETRY_AFTER = {"Retry-After": {"schema": {"type": "string"}, "description": "in seconds"}}
 FORMAT_PARAMETER = {
@@ -49,8 +50,8 @@ READS_FORMAT: dict[str, Any] = {"parameters": [FORMAT_PARAMETER]}
 REF = "#/components/schemas/{model}"
 # What routes answer with, at the top; what is in them follows.
 ANSWERS = (
-    answers.Status, answers.OperationAnswer, answers.ChangeAnswer, answers.Pauses, answers.WindowAnswer,
-    answers.Windows, answers.Health, answers.Readiness, answers.Version, answers.Index,
+    answers.Status, answers.OperationAnswer, answers.Operations, answers.ChangeAnswer, answers.Pauses,
+    answers.WindowAnswer, answers.Windows, answers.Health, answers.Readiness, answers.Version, answers.Index,
 )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def described_fields(fields: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def query_parameters(fields: type[BaseModel]) -> list[dict[str, Any]]:
+def query_parameters(fields: type[BaseModel], has_format: bool = True) -> list[dict[str, Any]]:
     """The fields as query parameters. Those that must be given may be in the body instead."""
     schema = fields.model_json_schema()
     required = set(schema.get("required", ()))
@@ -175,7 +176,7 @@ def query_parameters(fields: type[BaseModel]) -> list[dict[str, Any]]:
         }
         for name, shape in schema["properties"].items()
     ]
-    return [*parameters, FORMAT_PARAMETER]
+    return [*parameters, FORMAT_PARAMETER] if has_format else parameters
 
 
 def _without_null(shape: Mapping[str, Any]) -> dict[str, Any]:

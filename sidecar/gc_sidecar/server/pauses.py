@@ -214,8 +214,10 @@ class PauseLog:
         self._told: dict[str, _Told] = {}
         self._whole: dict[str, SeenPause] = {}
         self._stalls: dict[int, IntervalUnion] = {}
-        # Called with each new pause: the windows that are open.
+        # Called with each new pause: the windows that are open. While there are any, pages are read more often.
         self.listeners: list[Callable[[SeenPause], None]] = []
+        # The same, for whoever takes them as they come.
+        self.keepers: list[Callable[[SeenPause], None]] = []
 
     def absorb(self, arrivals: Iterable[Arrival]) -> None:
         """Take in what a reading of all pages told."""
@@ -227,7 +229,7 @@ class PauseLog:
                 self._whole[pause.who.token] = pause
             # What was before is another sidecar's to have counted: a restart must not look like a stall.
             hold_up(self._stalls, pause, self.since_s)
-            for listener in self.listeners:
+            for listener in (*self.listeners, *self.keepers):
                 listener(pause)
 
     def _news(self, arrival: Arrival) -> Iterator[SeenPause]:

@@ -96,6 +96,9 @@ KINDS: Mapping[str, Kind] = {
         "restart the engine where it can be, or add force=true at a moment when it may stand still",
     ),
     "no_policy": Kind(409, "No policy is in force", "POST /gc/freeze enters one"),
+    "too_many_viewers": Kind(
+        503, "Too many watch the events", "close a page that nobody looks at, or ask GET /gc"
+    ),
     "sidecar_stopping": Kind(
         503, "The sidecar is about to end", "ask again when the next one has started"
     ),

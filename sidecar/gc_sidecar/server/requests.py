@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 import uuid
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -92,6 +93,7 @@ Growth = Annotated[int, Field(ge=0, le=1 << 50)]
 PauseBudget = Annotated[float, _between(MINIMUM_BUDGET_MS, MAXIMUM_BUDGET_MS)]
 Milliseconds = Annotated[float, _between(0.0, 1000 * MAXIMUM_SECONDS)]
 Share = Annotated[float, _between(0.0, 1.0)]
+Patience = Annotated[float, _between(10.0, MAXIMUM_SECONDS)]
 Rank = Annotated[int, Field(ge=0, le=MAXIMUM_RANK)]
 Fields = TypeVar("Fields", bound=BaseModel)
 
@@ -153,13 +155,12 @@ class PolicyFields(FreezeFields):
         None, description=f"for budget: the longest pause ({DEFAULT_BUDGET_MS:g})"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _take_the_usual_budget(cls, fields: Any) -> Any:
-        is_open = isinstance(fields, dict) and fields.get("mode") == "budget"
-        if is_open and fields.get("pause_budget_ms") is None:
-            return {**fields, "pause_budget_ms": DEFAULT_BUDGET_MS}
-        return fields
+    def to_change(self, kind: str, default_deadline_s: float) -> Change:
+        """The Change that these fields ask for; a budget that was not given is the usual one."""
+        change = super().to_change(kind, default_deadline_s)
+        if kind != "budget" or change.pause_budget_ms is not None:
+            return change
+        return replace(change, pause_budget_ms=DEFAULT_BUDGET_MS)
 
     @model_validator(mode="after")
     def _check_budget(self) -> PolicyFields:
@@ -212,6 +213,9 @@ class WindowFields(BodyFields):
     max_growth_bytes: Growth | None = Field(
         None, description="the most that one process may grow by"
     )
+    abandon_after_s: Patience | None = Field(
+        None, description="it is closed by itself when nobody has asked for it for so long"
+    )
 
     @property
     def limits(self) -> Limits:
@@ -223,6 +227,16 @@ class WindowFields(BodyFields):
 
 class ClosingFields(BodyFields):
     """POST /gc/windows/{id}/close"""
+
+
+class WatchFields(BaseModel):
+    """GET /gc/events"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    for_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
+        3600.0, description="how long the stream goes on; 0: what is kept, and no more"
+    )
 
 
 class PauseFilter(BaseModel):

@@ -9,29 +9,28 @@ import platform
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from gc_sidecar import __version__
-from gc_sidecar.server import answers, openapi, requests
-from gc_sidecar.server.attempt import NAMED
+from gc_sidecar.server import answers, openapi, page, readiness, requests
 from gc_sidecar.server.changes import maintain_deadline_s
 from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.exposition import render
-from gc_sidecar.server.obstacle import Obstacle
+from gc_sidecar.server.live import EVENT_SCHEMA, EVENT_STREAM, Live
 from gc_sidecar.server.operations import Operation, new_id
 from gc_sidecar.server.problems import Problem, problem_response, to_json
-from gc_sidecar.server.roster import Roster
 from gc_sidecar.server.tally import Tally
 from gc_sidecar.server.verdicts import Window
 from gc_sidecar.server.views import (
     change_view,
     obstacle_view,
+    operation_line,
     operation_view,
     pauses_view,
     status_view,
@@ -40,7 +39,7 @@ from gc_sidecar.server.views import (
 )
 from gc_sidecar.server.windows import Windows
 from gc_sidecar_agent import __version__ as agent_version
-from gc_sidecar_agent.commands.output import show_change
+from gc_sidecar_agent.commands.output import seconds, show_change, table, word
 from gc_sidecar_agent.commands.pauses import show_pauses
 from gc_sidecar_agent.commands.status import show as show_status
 from gc_sidecar_agent.commands.window import show_window, show_windows
@@ -87,13 +86,15 @@ ACTIONS = (
     ),
 )  # fmt: skip
 READS = (
-    "/gc", "/gc/operations/{id}", "/gc/pauses", "/gc/windows", "/gc/windows/{window_id}",
-    "/healthz", "/readyz", "/metrics", "/version", "/",
+    "/gc", "/gc/events", "/gc/operations", "/gc/operations/{id}", "/gc/pauses", "/gc/windows",
+    "/gc/windows/{window_id}", "/healthz", "/readyz", "/metrics", "/version", "/page/{name}", "/",
 )  # fmt: skip
 OPENING, CLOSING = "/gc/windows", "/gc/windows/{window_id}/close"
 
 
-def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> APIRouter:
+def control_router(
+    coordinator: Coordinator, windows: Windows, live: Live, tally: Tally
+) -> APIRouter:
     """Every route."""
     router = APIRouter(redirect_slashes=False)
     for action in ACTIONS:
@@ -112,6 +113,20 @@ def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> 
         style = requests.read_format(request)
         status = status_view(coordinator, await coordinator.watch.look())
         return _answer(status, show_status(dict(status)) if style == "table" else None)
+
+    @router.get(
+        "/gc/operations",
+        summary="The last operations, newest first",
+        openapi_extra=openapi.READS_FORMAT,
+        responses={
+            **openapi.answer_or_table(answers.Operations),
+            **openapi.problems(*openapi.OF_PARAMETERS),
+        },
+    )
+    async def get_operations(request: Request) -> Response:
+        style = requests.read_format(request)
+        view = {"operations": [operation_line(each) for each in reversed(coordinator.ledger.all())]}
+        return _answer(view, show_operations(view) if style == "table" else None)
 
     @router.get(
         "/gc/operations/{operation_id}",
@@ -156,10 +171,12 @@ def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> 
 
     @router.get(
         "/",
-        summary="What there is",
-        responses={**openapi.answer(answers.Index), **openapi.problems()},
+        summary="What there is: for browsers the page, for everybody else the routes",
+        responses={**_INDEX, **openapi.problems()},
     )
-    async def get_index() -> Response:
+    async def get_index(request: Request) -> Response:
+        if page.is_wanted(request.headers):
+            return page.answer(page.INDEX, request.headers)
         return _answer(
             {
                 "name": "gc-sidecar",
@@ -170,9 +187,26 @@ def control_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> 
                     *(f"GET {path}" for path in READS),
                 ],
                 "openapi": "/openapi.json",
-            }
+            },
+            headers={"Vary": "Accept"},
         )
 
+    @router.get(
+        "/page/{name}",
+        summary="A file of the page",
+        response_class=Response,
+        responses={
+            200: {"content": {kind: {"schema": {"type": "string"}} for kind in page.MEDIA_TYPES}},
+            304: {"description": "It is the one that the caller has (If-None-Match)"},
+            **openapi.problems(*openapi.OF_IDS),
+        },
+    )
+    async def get_page_file(
+        request: Request, name: Annotated[str, Path(json_schema_extra={"enum": page.file_names()})]
+    ) -> Response:
+        return page.answer("" if name == page.INDEX else name, request.headers)
+
+    _add_events(router, live)
     _add_pauses(router, coordinator)
     _add_windows(router, windows)
     router.include_router(open_router(coordinator, windows, tally))
@@ -222,6 +256,33 @@ def open_router(coordinator: Coordinator, windows: Windows, tally: Tally) -> API
     return router
 
 
+def _add_events(router: APIRouter, live: Live) -> None:
+    @router.get(
+        "/gc/events",
+        summary="Everything that happens, as server-sent events; first of all the last hour",
+        response_class=Response,
+        openapi_extra={
+            "parameters": [
+                *openapi.query_parameters(requests.WatchFields, has_format=False),
+                {
+                    "name": "Last-Event-ID",
+                    "in": "header",
+                    "required": False,
+                    "schema": {"type": "string"},
+                    "description": "of an earlier stream: nothing is told again that was told up to there",
+                },
+            ]
+        },
+        responses={
+            200: {"content": {EVENT_STREAM: {"schema": EVENT_SCHEMA}}},
+            **openapi.problems("too_many_viewers", "sidecar_stopping", *openapi.OF_PARAMETERS),
+        },
+    )
+    async def get_events(request: Request) -> Response:
+        fields = requests.read_filter(request, requests.WatchFields)
+        return await live.watch(request.headers.get("last-event-id", ""), fields.for_s)
+
+
 def _add_pauses(router: APIRouter, coordinator: Coordinator) -> None:
     @router.get(
         "/gc/pauses",
@@ -258,7 +319,9 @@ def _add_windows(router: APIRouter, windows: Windows) -> None:
         style = requests.read_format(request, others=True)
         fields = await requests.read_fields(request, requests.WindowFields)
         window_id = fields.window_id or new_id("window")
-        window, is_new = await windows.open(window_id, fields.name, fields.limits)
+        window, is_new = await windows.open(
+            window_id, fields.name, fields.limits, fields.abandon_after_s
+        )
         return await answer_window(window, style, 201 if is_new else 200)
 
     @router.post(
@@ -310,51 +373,12 @@ def _add_windows(router: APIRouter, windows: Windows) -> None:
 
 
 async def _readiness(coordinator: Coordinator) -> Response:
-    roster = await coordinator.watch.look()
-    missing = [
-        Obstacle(
-            row.reason.code,
-            f"{row.key}: {row.reason.detail}",
-            "see the engine's log, and start it again" if row.state == "gone" else None,
-        )
-        for row in roster.rows
-        if row.reason is not None and row.state in ("uncovered", "gone", "stale")
-    ]
-    starting = [
-        Obstacle(
-            "engine_starting", f"{row.key} has not finished its start-up", "wait", blocking=True
-        )
-        for row in roster.rows
-        if row.report is not None and not row.report.state.ready
-    ]
-    obstacles = [
-        *coordinator.knowledge.obstacles(roster),
-        *missing,
-        *starting,
-        *_lacking(coordinator, roster),
-    ]
+    obstacles = readiness.obstacles(coordinator, await coordinator.watch.look())
     told = [obstacle_view(each) for each in obstacles]
     first = next((each for each in obstacles if each.blocking), None)
     if first is not None:
         raise Problem("not_ready", first.detail, first.remedy, {"ready": False, "reasons": told})
     return _answer({"ready": True, "reasons": told})
-
-
-def _lacking(coordinator: Coordinator, roster: Roster) -> list[Obstacle]:
-    """That not every process has the policy that is on. The sidecar works all the same, so it is ready."""
-    desired = coordinator.knowledge.desired
-    lacking = [row for row in roster.rows if row.state != "applied"]
-    if not desired.is_on or not lacking:
-        return []
-    named = [f"{row.key} ({row.state})" for row in lacking[:NAMED]]
-    if len(lacking) > NAMED:
-        named.append(f"{len(lacking) - NAMED} more")
-    detail = (
-        f"{roster.acknowledged} of {roster.expected} processes have the {desired.mode} policy; not"
-        f" {', '.join(named)}"
-    )
-    remedy = "GET /gc says why; who starts takes the policy by itself, anybody else when you ask for it again"
-    return [Obstacle("incomplete_coverage", detail, remedy)]
 
 
 def _add_action(router: APIRouter, coordinator: Coordinator, action: Action) -> None:
@@ -389,6 +413,10 @@ _GOES_ON = openapi.answer_or_table(
 )
 
 
+_INDEX = openapi.answer(answers.Index, headers={"Vary": {"schema": {"type": "string"}}})
+_INDEX[200]["content"] |= openapi.HTML
+
+
 def _operation_answer(
     operation: Operation, view: Mapping[str, Any], style: str, status: int | None = None
 ) -> Response:
@@ -415,6 +443,24 @@ def _answer(
     if table is not None:
         return PlainTextResponse(f"{table}\n", status, headers)
     return Response(to_json(document), status, headers, media_type="application/json")
+
+
+def show_operations(document: Mapping[str, Any]) -> str:
+    """One line for each operation."""
+    rows = [
+        [
+            word(each["id"]),
+            word(each["kind"]),
+            word(each["state"]),
+            word(each["owner"]),
+            word(each["requested_at"]),
+            seconds(each["duration_s"]),
+            f"{each['done']} of {each['asked']}",
+        ]
+        for each in document["operations"]
+    ]
+    header = ("ID", "KIND", "STATE", "OWNER", "REQUESTED", "TOOK", "DONE BY")
+    return table(header, rows, left=5) if rows else "no operation has been asked for"
 
 
 def _base_url(request: Request) -> str:

@@ -3,6 +3,9 @@
 In this order: Host header (DNS rebinding), cross-origin browsers, bearer token, size of the body. With a token
 any Host will do: a page that rebinds its name to our address cannot have the token. The caller's address is
 never looked at: behind a service mesh every caller looks local.
+
+The files of the page are the same for everybody and tell nothing: they need no token, and a link on another
+site may lead to them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gc_sidecar.server import page
 from gc_sidecar.server.problems import Problem, problem_response
 from gc_sidecar.server.settings import is_loopback
 
@@ -134,8 +138,9 @@ class Guard:
             "host_not_allowed", "the Host header is neither a loopback address nor allowed"
         )
 
-    def _check_token(self, headers: Headers, _scope: Scope) -> Problem | None:
-        if self._token_file is None:
+    def _check_token(self, headers: Headers, scope: Scope) -> Problem | None:
+        # A browser has no token before the page has asked for it, and the page tells nothing.
+        if self._token_file is None or page.is_asked_for(scope, headers):
             return None
         try:
             if self._token_file.accepts(headers.get("authorization")):
@@ -168,12 +173,22 @@ def host_name(host: str) -> str | None:
 
 
 def _check_origin(headers: Headers, scope: Scope) -> Problem | None:
+    if page.is_asked_for(scope, headers) and _is_navigation(headers):
+        return None
     origin = headers.get("origin")
     own = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
     site = headers.get("sec-fetch-site", "same-origin")
     if (origin is None or origin.lower() == own.lower()) and site in ("same-origin", "none"):
         return None
     return Problem("cross_origin", "another site's page sent this request")
+
+
+def _is_navigation(headers: Headers) -> bool:
+    """Whether somebody follows a link, into a tab of its own: the page that has the link sees nothing of it."""
+    return (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == (
+        "navigate",
+        "document",
+    )
 
 
 def _check_length(headers: Headers) -> Problem | None:

@@ -68,6 +68,7 @@ class Settings(BaseSettings):
     token_file: str | None = None
     allowed_host: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
     engine_token_file: str | None = None
+    read_only_page: bool = False
     max_maintain_pause_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"

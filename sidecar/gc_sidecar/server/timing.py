@@ -15,6 +15,8 @@ class Timing:
     # How often the run directory is read by itself, and how old a reading may be that is shown.
     sight_poll_s: float = 1.0
     sight_fresh_s: float = 0.1
+    # How often those who watch the events are told.
+    live_s: float = 1.0
     # A heartbeat that has not changed for this long on our own clock is stale.
     stale_after_s: float = 5.0
     # How long a sidecar that starts waits for the one before it to leave the run directory.
@@ -44,5 +46,7 @@ class Timing:
     idle_poll_s: float = 0.25
     # How long the closing of a window waits for each page to tell the last moments.
     window_close_s: float = 2.0
+    # How often it is looked whether one was abandoned.
+    window_keep_s: float = 2.0
     # How long its opening and closing wait for the engine's own latency metrics, which are an extra.
     engine_metrics_s: float = 1.0

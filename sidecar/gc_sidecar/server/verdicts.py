@@ -164,6 +164,9 @@ class Window:
     opened_s: float = field(default_factory=time.monotonic)
     closed_s: float | None = None
     verdict: Verdict | None = None
+    # When somebody asked for it last, and for how long nobody may; None: for ever.
+    asked_s: float = field(default_factory=time.monotonic)
+    abandon_after_s: float | None = None
     # Of the processes whose records came, by token.
     sums: dict[str, tuple[Sums, ...]] = field(default_factory=dict)
     identities: dict[str, Identity] = field(default_factory=dict)
@@ -175,6 +178,11 @@ class Window:
     def state(self) -> str:
         """open, closing or closed"""
         return "closed" if self.verdict else "open" if self.closed_s is None else "closing"
+
+    @property
+    def patience_s(self) -> float:
+        """For how long nobody may ask for it before it is closed by itself."""
+        return math.inf if self.abandon_after_s is None else self.abandon_after_s
 
     def duration_s(self) -> float:
         """How long it is, or has been so far."""

@@ -136,6 +136,22 @@ def obstacle_view(obstacle: Obstacle) -> answers.Reason:
 
 def operation_view(operation: Operation) -> answers.Operation:
     """One operation and what it did in each process."""
+    return {
+        **_operation_head(operation),
+        "processes": [line_view(line) for line in operation.lines],
+    }
+
+
+def operation_line(operation: Operation) -> answers.OperationLine:
+    """An operation among others: of its processes no more than how many did it."""
+    return {
+        **_operation_head(operation),
+        "done": sum(line.ok for line in operation.lines),
+        "asked": len(operation.lines),
+    }
+
+
+def _operation_head(operation: Operation) -> answers.OperationHead:
     problem = operation.problem
     return {
         "id": operation.id,
@@ -149,7 +165,6 @@ def operation_view(operation: Operation) -> answers.Operation:
         "rolled_back": operation.rolled_back,
         "code": problem.code if problem else None,
         "detail": problem.detail if problem else None,
-        "processes": [line_view(line) for line in operation.lines],
     }
 
 

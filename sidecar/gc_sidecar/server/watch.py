@@ -31,6 +31,8 @@ LOST = {
 }
 # How much less often pages are read of an engine that does nothing.
 QUIET_FACTOR = 3
+# A reading is recent for this share of the time between two.
+RECENTLY = 0.9
 # When nobody answers: the longest time between two questions, in units of the first.
 LONGEST_WAIT = 16
 
@@ -100,7 +102,8 @@ class Watch:
         """Look at the pages and keep the lease, for ever."""
         while True:
             try:
-                await self.look(0.0)
+                # Not again where somebody who watches has had it read a moment ago.
+                await self.look(RECENTLY * self._timing.sight_poll_s)
                 self._knowledge.engines.notice_processes(self._knowledge.processes)
                 await self._knowledge.run_dir.keep()
                 await self.take_over_if_need_be()

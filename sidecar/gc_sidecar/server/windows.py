@@ -6,6 +6,7 @@ Nothing is sent to a process; vLLM's metrics are read once at either end.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 
@@ -17,6 +18,8 @@ from gc_sidecar.server.sight import by_token
 from gc_sidecar.server.timing import Timing
 from gc_sidecar.server.verdicts import Evidence, Limits, Verdict, Window, judge
 from gc_sidecar.server.watch import Watch
+
+logger = logging.getLogger("gc_sidecar.server")
 
 OPEN_AT_ONCE = 16
 REMEMBERED = 256
@@ -49,12 +52,38 @@ class Windows:
         window = self._windows.get(window_id)
         if window is None:
             raise Problem("window_not_found", f"there is no window {window_id[:64]!r}")
+        window.asked_s = time.monotonic()
         return window
 
-    async def open(self, window_id: str, name: str | None, limits: Limits) -> tuple[Window, bool]:
+    async def keep(self) -> None:
+        """Close what was abandoned, for ever: its owner may have been killed, and only so many may be open."""
+        while True:
+            await asyncio.sleep(self._timing.window_keep_s)
+            now_s = time.monotonic()
+            for window in self.all():
+                if window.closed_s is None and now_s - window.asked_s > window.patience_s:
+                    logger.warning(
+                        "a window was abandoned",
+                        extra={"fields": {"event": "window_abandoned", "id": window.id}},
+                    )
+                    try:
+                        await self.close(window.id)
+                    except Exception:
+                        logger.exception(
+                            "closing a window failed",
+                            extra={"fields": {"event": "window_close_failed", "id": window.id}},
+                        )
+
+    async def open(
+        self,
+        window_id: str,
+        name: str | None,
+        limits: Limits,
+        abandon_after_s: float | None = None,
+    ) -> tuple[Window, bool]:
         """Open a window; the same id again gives the same one. The second value says whether it is new.
 
-        Raises Problem.
+        With `abandon_after_s` it is closed by itself when nobody has asked for it for so long. Raises Problem.
         """
         # Before the lock: a slow engine must not make everybody who opens a window wait for the others.
         latencies = {} if window_id in self._windows else await self._latencies()
@@ -76,6 +105,7 @@ class Windows:
                     + ", ".join(each.id for each in self.all() if each.verdict is None),
                 )
             window = await self._opened(window_id, name, limits, latencies)
+            window.abandon_after_s = abandon_after_s
             self._windows[window_id] = window
             self._forget_oldest()
             return window, True

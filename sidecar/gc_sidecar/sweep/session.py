@@ -30,6 +30,8 @@ RESTORE_WITHIN_S, RETRY_S = 30.0, 0.2
 MAXIMUM_PAUSES = 10_000
 # Shorter ones make no token late; there may be thousands a minute.
 SHORTEST_PAUSE_S = 0.0005
+# The window of a sweep that was killed is closed after this.
+LONGEST_POINT_S = 3600.0
 # Of so many tokens a sidecar knows, if they are of its engine.
 LEAST_TOKENS = 100
 # Of the time that was read before, for a pause is told of when it has ended.
@@ -109,6 +111,7 @@ class Session:
                     points.append((point, tuple(samples)))
                     memory.append(self._memory())
                     pauses.read()
+                    self._client.get_window(window_id)  # it is not abandoned
             answer = self._client.get_window(window_id)
             pauses.read()
             verdict = answer.body["window"]["verdict"]
@@ -149,7 +152,9 @@ class Session:
         """A window that is closed at the end, however that comes: no more than 16 may be open."""
         window_id = f"sweep-{block.number}-{time.time_ns()}"
         limits = {"max_pause_ms": WINDOW_LIMIT_MS, "max_stall_share": 1}
-        self._client.open_window(window_id=window_id, name=block.name, **limits)
+        self._client.open_window(
+            window_id=window_id, name=block.name, abandon_after_s=LONGEST_POINT_S, **limits
+        )
         try:
             yield window_id
         finally:

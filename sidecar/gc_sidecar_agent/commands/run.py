@@ -322,7 +322,10 @@ class _Job:
                 pause_budget_ms=self._budget_ms,
                 max_rss_growth_bytes=self._args.max_rss_growth_bytes,
             )
-        self._fleet.open_windows(self._window_id, name=self._name(), **self._limits)
+        # It is asked for every few seconds; where this is killed, nobody else would close it.
+        self._fleet.open_windows(
+            self._window_id, name=self._name(), abandon_after_s=self._lease_s, **self._limits
+        )
         where = (
             f"{len(self._fleet.members)} engines" if len(self._fleet.members) > 1 else "the engine"
         )

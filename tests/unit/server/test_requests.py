@@ -226,9 +226,14 @@ def test_a_pause_budget_is_taken_where_the_agent_takes_it(budget: float) -> None
 
 
 def test_a_budget_has_the_pause_of_the_command_and_of_the_environment_where_none_is_given() -> None:
-    assert PolicyFields(mode="budget").pause_budget_ms == DEFAULT_BUDGET_MS
-    assert PolicyFields(mode="budget", pause_budget_ms=8).pause_budget_ms == 8
-    assert PolicyFields(mode="freeze").pause_budget_ms is None
+    def budget_ms(kind: str, **fields: str) -> float | None:
+        # As in a query: everything is text.
+        asked = PolicyFields.model_validate_strings({"mode": kind, **fields})
+        return asked.to_change(kind, 30.0).pause_budget_ms
+
+    assert budget_ms("budget") == DEFAULT_BUDGET_MS
+    assert budget_ms("budget", pause_budget_ms="8") == 8
+    assert budget_ms("freeze") is None
 
 
 async def test_a_body_that_starts_with_a_brace_is_json_under_the_default_type_of_curl(

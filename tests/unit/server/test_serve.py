@@ -170,6 +170,25 @@ def test_it_leaves_within_two_seconds_while_a_client_dawdles(
     assert took < 2
 
 
+def test_it_leaves_within_two_seconds_while_somebody_watches(
+    serve: Callable[..., Serve], run_dir: Path
+) -> None:
+    sidecar = serve("--run-dir", str(run_dir))
+    port = int(sidecar.control.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as viewer:
+        viewer.sendall(b"GET /gc/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        stream = b""
+        while b"event: state" not in stream:
+            stream += viewer.recv(65536)
+        code, took = sidecar.stop()
+        while more := viewer.recv(65536):
+            stream += more
+    assert code == 0
+    assert took < 2
+    assert stream.endswith(b"0\r\n\r\n"), "the stream has its proper end"
+    assert [line["event"] for line in sidecar.lines][-1] == "stopped"
+
+
 def test_flags_come_from_the_environment_too(serve: Callable[..., Serve], run_dir: Path) -> None:
     sidecar = serve(
         GC_SIDECAR_RUN_DIR=str(run_dir), GC_SIDECAR_OPEN_PORT="0", GC_SIDECAR_HOST="localhost"

@@ -1005,6 +1005,36 @@ async def test_one_engine_that_does_not_answer_takes_no_latency_from_the_others(
     assert (await closed(sidecar))["latency"]["says"] == "tokens came evenly"
 
 
+# --- one whose owner was killed ---
+
+
+async def test_a_window_is_closed_when_nobody_asked_for_it_for_as_long_as_its_owner_said(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine = start_engine()
+    sidecar = await start_sidecar(engine, timing=replace(QUICK, window_keep_s=0.02))
+    await sidecar.until(lambda s: s["coverage"]["expected"] == 4)
+    for window_id, patience in (("kept", None), ("asked-for", 30), ("abandoned", 30)):
+        fields = {"window_id": window_id, "abandon_after_s": patience}
+        assert (await sidecar.client.post("/gc/windows", json=fields)).status_code == 201
+    windows = sidecar.services.windows
+    for measured in windows.all():
+        measured.asked_s -= 31
+    assert (await sidecar.client.get("/gc/windows/asked-for")).status_code == 200
+    deadline = time.monotonic() + 10
+    while windows.open_count > 2:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    states = {each.id: each.state for each in windows.all()}
+    assert states == {"kept": "open", "asked-for": "open", "abandoned": "closed"}
+
+
+async def test_a_patience_that_is_none_is_refused(start_sidecar: StartSidecar) -> None:
+    sidecar = await start_sidecar()
+    answer = await sidecar.client.post("/gc/windows", json={"abandon_after_s": 1})
+    assert_problem(answer, 422, "invalid_field")
+
+
 # --- what a hostile page says ---
 
 EXTREMES = [-(1 << 62), -1, 0, 1, 1 << 62, (1 << 63) - 1]

@@ -1,0 +1,172 @@
+/* The page of gc-sidecar: what the sidecar tells goes into `store`, and from there into tables and charts.
+
+   Only what changed is written, and nothing is drawn while nobody looks. */
+
+import { showActions } from "./actions.js";
+import { draw, readColours, showListed, showView } from "./charts.js";
+import { $, make, put } from "./dom.js";
+import { addMemory, addPauses, keepNewest, longestOwn, now, store } from "./store.js";
+import { connect, endIfSilent, handlers, link, setToken } from "./stream.js";
+import { processRows, showOperations, showWindows } from "./tables.js";
+import { clockTime, digits, left, parseTime, seconds, sentence, several } from "./words.js";
+
+handlers.events = {
+  history(value) {
+    if (value.is_new) store.forget();
+  },
+  places(value) {
+    store.places = value;
+  },
+  pauses: addPauses,
+  memory: addMemory,
+  operations(value) {
+    keepNewest(store.operations, value);
+    showOperations();
+  },
+  windows(value) {
+    keepNewest(store.windows, value);
+    showWindows();
+  },
+  state(value) {
+    store.clock = value.time - performance.now() / 1000;
+    store.state = value;
+    showState();
+  },
+};
+handlers.onNews = draw;
+handlers.onLink = showState;
+
+// --- is it safe? ---
+
+/* The answer for data-answer, in a word, and in a sentence. */
+function verdict() {
+  const state = store.state;
+  if (link.needsToken) return ["unknown", "Not known.", "The sidecar asks for a token first."];
+  if (link.lostAt) {
+    const why = link.refused ? ` (${link.refused})` : "";
+    return ["unknown", "Not known.", `Not connected to the sidecar since ${clockTime(link.lostAt)}${why}. What is below is from then.`];
+  }
+  if (!state) return ["unknown", "Not known.", "Waiting for the sidecar."];
+  const { policy, coverage, operation, processes, reasons } = state;
+  if (!state.ready) {
+    const first = reasons.find((reason) => reason.blocking);
+    return ["no", "No.", first ? sentence(first.detail) : "The engine cannot be seen."];
+  }
+  if (operation) return ["no", "Not at this moment.", `A ${operation.kind} is running: wait until it has ended.`];
+  if (policy.mode === "off") {
+    const longest = longestOwn();
+    const sofar = longest ? `; in the last hour for up to ${seconds(longest)}` : "";
+    const ended = policy.reason ? ` The last policy ended: ${sentence(policy.reason)}` : "";
+    return ["no", "No.", `Python's garbage collector works as usual and may stop any process at any moment${sofar}.${ended} Freeze before you measure.`];
+  }
+  const who =
+    `${policy.mode} by ${policy.owner}, in ${coverage.acknowledged} of ${coverage.expected} processes,` +
+    ` since ${clockTime(parseTime(policy.entered_at))}, until ${clockTime(parseTime(policy.lease_expires_at))}`;
+  if (coverage.acknowledged < coverage.expected) return ["no", "No.", `Not every process has the policy: ${who}.`];
+  const busy = processes.filter((row) => row.collecting_for_s !== null).length;
+  if (busy) return ["no", "Not at this moment.", `${several(busy, "process")} of the engine ${busy === 1 ? "stands" : "stand"} still for a collection.`];
+  if (policy.mode === "budget") return ["yes", "Yes,", `if pauses of about ${digits(policy.pause_budget_ms ?? 5)} ms do not matter: ${who}.`];
+  return ["yes", "Yes.", `No automatic full collection runs: ${who}.`];
+}
+
+const MARKS = { yes: "✓", no: "✗", unknown: "?" };
+
+function showState() {
+  const { state } = store;
+  const [answer, word, text] = verdict();
+  if ($("verdict").dataset.answer !== answer) $("verdict").dataset.answer = answer;
+  put($("answer"), word);
+  put($("why"), text);
+  const title = `${MARKS[answer]} gc-sidecar`;
+  if (document.title !== title) document.title = title;
+  put($("link"), link.isLive ? "live" : link.lostAt ? `not connected since ${clockTime(link.lostAt)}` : "connecting");
+  $("main").classList.toggle("stale", !link.isLive);
+  showToken();
+  showActions();
+  if (!state) return;
+  const { policy, coverage } = state;
+  put($("version"), state.version);
+  put($("fact-policy"), policy.mode === "budget" ? `budget of ${digits(policy.pause_budget_ms ?? 5)} ms` : policy.mode);
+  put($("fact-since"), clockTime(parseTime(policy.entered_at)));
+  put($("fact-owner"), (policy.mode !== "off" && policy.owner) || "–");
+  put($("fact-coverage"), `${coverage.acknowledged} of ${coverage.expected}`);
+  put($("fact-transport"), state.transport);
+  showReasons(state.reasons);
+  processRows.sync(state.processes, (row) => `${row.role}-${row.dp_rank}-${row.rank}`);
+  tick();
+}
+
+let toldReasons = "";
+function showReasons(reasons) {
+  const text = JSON.stringify(reasons);
+  if (text === toldReasons) return;
+  toldReasons = text;
+  $("reasons").hidden = !reasons.length;
+  $("reasons").replaceChildren(
+    ...reasons.map(({ detail, remedy }) => {
+      const item = make("li", sentence(detail));
+      if (remedy) item.append(" ", make("span", `What to do: ${sentence(remedy)}`, "remedy"));
+      return item;
+    }),
+  );
+}
+
+/* What goes on between two updates: the lease runs out, a collection lasts. */
+function tick() {
+  const { state } = store;
+  if (!state) return;
+  const until = state.policy.mode === "off" ? null : parseTime(state.policy.lease_expires_at);
+  const rest = link.isLive ? ` (${left(until - now())} left)` : "";
+  put($("fact-until"), until ? `${clockTime(until)}${rest}` : "–");
+  processRows.each((row) => row.tick());
+}
+
+// --- the token ---
+
+function showToken() {
+  if ($("token").hidden === !link.needsToken) return;
+  $("token").hidden = !link.needsToken;
+  if (!link.needsToken) return;
+  if (link.tokenWasWrong) put($("token-text"), "The sidecar does not take this token. It asks for what is in the file of its --token-file.");
+  $("token-field").focus();
+}
+
+$("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const token = $("token-field").value.trim();
+  $("token-field").value = "";
+  setToken(token);
+  showState();
+});
+
+// --- as time goes by ---
+
+let beats = 0;
+setInterval(() => {
+  if (document.hidden) return;
+  tick();
+  const isCollecting = store.state?.processes.some((row) => row.collecting_for_s !== null);
+  if (isCollecting || beats % 4 === 0) draw();
+  if (beats % 8 === 0) showListed();
+  beats++;
+}, 250);
+setInterval(endIfSilent, 1000);
+
+function hurry() {
+  if (!link.isLive && !link.needsToken) connect();
+}
+addEventListener("online", hurry);
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) return;
+  hurry();
+  draw();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  readColours();
+  draw();
+});
+new ResizeObserver(draw).observe($("main"));
+
+readColours();
+showView();
+connect();

@@ -1,0 +1,154 @@
+/* The tables: processes, operations, windows. */
+
+import { $, Rows, cells, make, put } from "./dom.js";
+import { lastFull, now, placeName, store } from "./store.js";
+import { ask, link } from "./stream.js";
+import { clockTime, parseTime, roleName, seconds, signed, size } from "./words.js";
+
+const LISTED = 20;
+const STATES = {
+  applied: ["good", "as asked"], pending: ["wait", "changing"], drifted: ["bad", "changed by others"],
+  stale: ["bad", "silent"], gone: ["bad", "ended"], uncovered: ["bad", "not seen"], refused: ["bad", "refused"],
+};
+
+export const processRows = new Rows($("processes").tBodies[0], () => {
+  const element = make("tr");
+  const head = element.appendChild(make("th"));
+  head.scope = "row";
+  const name = head.appendChild(make("span"));
+  const figures = Array(5).fill("figure");
+  const [state, busy, last, longest, memory, growth, pid] = cells(element, ["", "", ...figures]);
+  // Said in full: on a phone the rows are cards, and a browser may then take them for no table.
+  element.setAttribute("role", "row");
+  head.setAttribute("role", "rowheader");
+  for (const cell of element.querySelectorAll("td")) cell.setAttribute("role", "cell");
+  for (const [cell, label] of [[busy, "now"], [last, "last"], [longest, "longest"], [memory, "memory"], [growth, "growth"], [pid, "pid"]]) {
+    cell.dataset.label = label;
+  }
+  const word = state.appendChild(make("span"));
+  const reason = state.appendChild(make("small"));
+  let current = null;
+  let collectingSince = 0;
+  return {
+    elements: [element],
+    update(row) {
+      current = row;
+      const several = store.state.processes.filter((each) => each.role === row.role).length > 1;
+      const dp = store.state.processes.some((each) => each.dp_rank > 0) ? ` dp${row.dp_rank}` : "";
+      put(name, `${roleName(row)}${dp}${several ? ` ${row.rank}` : ""}`);
+      const [kind, text] = STATES[row.state] || ["wait", row.state];
+      put(word, row.state === "applied" && row.mode ? (row.mode === "off" ? "normal GC" : row.mode) : text);
+      if (state.className !== kind) state.className = kind;
+      put(reason, row.reason ?? "");
+      put(longest, seconds(row.pauses.gen2.count ? row.pauses.gen2.max_s : null));
+      put(memory, size(row.memory.anonymous_bytes));
+      put(growth, signed(row.memory.growth_bytes));
+      put(pid, String(row.pid ?? "–"));
+      if (row.collecting_for_s !== null) collectingSince = now() - row.collecting_for_s;
+      put(last, seconds(lastFull(row)));
+      this.tick();
+    },
+    tick() {
+      const isBusy = link.isLive && current.collecting_for_s !== null;
+      put(busy, isBusy ? `for ${(now() - collectingSince).toFixed(1)} s` : "no", isBusy ? "busy" : "");
+    },
+  };
+});
+
+const newest = (map) => [...map.values()].reverse().slice(0, LISTED);
+
+export function showOperations() {
+  operationRows.sync(newest(store.operations), (operation) => operation.id);
+}
+
+const operationRows = new Rows($("operations").tBodies[0], (first) => {
+  const element = make("tr");
+  const [when, what, result, took, owner, done] = cells(element, ["", "", "", "figure", "", ""]);
+  const word = result.appendChild(make("span"));
+  const detail = result.appendChild(make("small"));
+  const count = done.appendChild(make("span"));
+  const button = make("button", "details");
+  button.type = "button";
+  button.setAttribute("aria-expanded", "false");
+  done.append(" ", button);
+  const inner = make("tr");
+  inner.hidden = true;
+  const box = inner.appendChild(make("td", "", "inner"));
+  box.colSpan = 6;
+  async function load() {
+    const { body } = await ask("GET", `gc/operations/${encodeURIComponent(first.id)}`);
+    box.replaceChildren(body?.operation ? outcomes(body.operation) : make("p", body?.detail ?? "The sidecar did not answer."));
+  }
+  function open(isOpen) {
+    inner.hidden = !isOpen;
+    button.setAttribute("aria-expanded", String(isOpen));
+    if (isOpen) load();
+  }
+  button.addEventListener("click", () => open(inner.hidden));
+  let shown = null;
+  return {
+    elements: [element, inner],
+    update(operation) {
+      if (operation === shown) return;
+      const isNews = shown !== null;
+      shown = operation;
+      button.setAttribute("aria-label", `details of ${operation.kind} ${operation.id}`);
+      put(when, clockTime(parseTime(operation.requested_at)));
+      put(what, operation.kind);
+      const kind = { applied: "good", running: "wait", partial: "wait" }[operation.state] || "bad";
+      if (result.className !== kind) result.className = kind;
+      put(word, operation.state);
+      put(detail, operation.detail ?? "");
+      put(took, seconds(operation.duration_s));
+      put(owner, operation.owner);
+      put(count, operation.asked ? `${operation.done} of ${operation.asked}` : "–");
+      if (isNews && !inner.hidden) load();
+    },
+  };
+});
+
+function outcomes(operation) {
+  const table = make("table");
+  const head = table.createTHead().insertRow();
+  for (const [title, kind] of [["Process"], ["Result"], ["Pause", "figure"], ["Objects collected", "figure"], ["Memory", "figure"]]) {
+    const cell = head.appendChild(make("th", title, kind));
+    cell.scope = "col";
+  }
+  const body = table.createTBody();
+  for (const row of operation.processes) {
+    const line = body.insertRow();
+    const cell = line.appendChild(make("th", placeName([row.role, row.dp_rank, row.rank])));
+    cell.scope = "row";
+    cell.append(make("small", row.pid === null ? "" : `pid ${row.pid}`));
+    const result = line.appendChild(make("td", row.ok ? "ok" : row.code ?? "no", row.ok ? "good" : "bad"));
+    if (row.detail) result.append(make("small", row.detail));
+    line.append(make("td", seconds(row.pause_s), "figure"));
+    line.append(make("td", row.collected_objects === null ? "–" : row.collected_objects.toLocaleString(), "figure"));
+    line.append(make("td", signed(row.resident_delta_bytes), "figure"));
+  }
+  return table;
+}
+
+export function showWindows() {
+  windowRows.sync(newest(store.windows), (window) => window.id);
+}
+
+const windowRows = new Rows($("windows").tBodies[0], () => {
+  const element = make("tr");
+  const [when, name, verdictCell, length, why] = cells(element, ["", "", "", "figure", "lines"]);
+  const title = name.appendChild(make("span"));
+  const id = name.appendChild(make("small"));
+  return {
+    elements: [element],
+    update(window) {
+      put(when, clockTime(parseTime(window.opened_at)));
+      put(title, window.name ?? window.id);
+      put(id, window.name ? window.id : "");
+      put(verdictCell, verdictWord(window), window.clean === null ? "wait" : window.clean ? "good" : "bad");
+      put(length, window.clean === null ? "–" : seconds(window.duration_s));
+      put(why, window.reasons.join("\n"));
+    },
+  };
+});
+
+export const verdictWord = (window) => (window.clean === null ? window.state : window.clean ? "clean" : "not clean");
