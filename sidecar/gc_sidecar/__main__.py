@@ -15,6 +15,8 @@ from gc_sidecar_agent.cli import Verb, dispatch
 VERBS = {
     "serve": Verb("gc_sidecar.commands.serve", "run the sidecar beside an engine"),
     **CLIENT_VERBS,
+    "top": Verb("gc_sidecar.commands.top", "watch policy, processes and pauses on the terminal"),
+    "export": Verb("gc_sidecar.commands.export", "pauses, operations and windows as a trace"),
     "doctor": Verb("gc_sidecar.commands.doctor", "find what keeps sidecar and engine apart"),
     "install-agent": Verb(
         "gc_sidecar.commands.install_agent", "write the directory that vLLM loads the agent from"

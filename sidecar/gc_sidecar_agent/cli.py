@@ -53,6 +53,8 @@ VERBS = {
     "budget": Verb("gc_sidecar_agent.commands.budget", "no automatic collection over a budget"),
     "maintain": Verb("gc_sidecar_agent.commands.maintain", "collect once now, or when idle"),
     "window": Verb("gc_sidecar_agent.commands.window", "open and close a measured window"),
+    "windows": Verb("gc_sidecar_agent.commands.windows", "list the measured windows"),
+    "pauses": Verb("gc_sidecar_agent.commands.pauses", "print each pause, and follow new ones"),
     "restore": Verb("gc_sidecar_agent.commands.restore", "put every process back as it was found"),
     "doctor": Verb("gc_sidecar_agent.commands.doctor", "find what keeps the agent out of vLLM"),
 }
