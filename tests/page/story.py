@@ -11,7 +11,7 @@ from tests.vllm.scene import HELD_OFF, Scene, pids_of
 COLLECT = "import gc; result = gc.collect()"
 # From its end in the process until a person can see it.
 SOON_S = 2.0
-LAST_PAUSE = 3
+LAST_PAUSE, PID = 3, 7
 
 
 def a_pause_appears_soon(tab: Tab, running: Scene, sidecar: SidecarProcess) -> float:
@@ -21,13 +21,14 @@ def a_pause_appears_soon(tab: Tab, running: Scene, sidecar: SidecarProcess) -> f
     tab.page.click("#listed summary")
     shown = "document.querySelectorAll('#listed tbody tr').length"
     before = tab.page.evaluate(shown)
-    others = {row[0]: row[LAST_PAUSE] for row in tab.rows("processes")}
+    pid = str(pids[name])
+    last = next(row[LAST_PAUSE] for row in tab.rows("processes") if row[PID] == pid)
     running.probe.run(COLLECT, {name: pids[name]})
     ended = time.monotonic()
     tab.page.wait_for_function(
-        "(others) => [...document.querySelectorAll('#processes > tbody > tr')].some("
-        f"(row) => row.cells[{LAST_PAUSE}].innerText.trim() !== others[row.cells[0].innerText.trim()])",
-        arg=others,
+        "([pid, last]) => [...document.querySelectorAll('#processes > tbody > tr')].some((row) =>"
+        f" row.cells[{PID}].innerText.trim() === pid && row.cells[{LAST_PAUSE}].innerText.trim() !== last)",
+        arg=[pid, last],
         polling=20,
     )
     took_s = time.monotonic() - ended

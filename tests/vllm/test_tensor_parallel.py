@@ -16,6 +16,8 @@ import pytest
 from gc_sidecar.install import install_agent
 from gc_sidecar_agent.page import list_pages, read_page
 from tests import observing
+from tests.page.browser import chromium, tab
+from tests.page.story import a_pause_appears_soon, buttons_do_what_the_api_does
 from tests.prometheus import Prometheus
 from tests.sidecar_process import SidecarProcess, wait_for
 from tests.striking import strike
@@ -395,6 +397,13 @@ def test_vllms_own_benchmark_under_run_has_a_verdict_and_a_report(
         assert process["gc"]["after"] == process["gc"]["before"]
         assert process["pauses"]["gen2"]["count"] == 0
     assert tp2.gc_state(pids) == before
+
+
+def test_the_page_shows_it_and_its_buttons_do_it(tp2: Scene, sidecar: SidecarProcess) -> None:
+    with chromium() as browser, tab(browser, sidecar.url) as shown:
+        shown.open()
+        a_pause_appears_soon(shown, tp2, sidecar)
+        buttons_do_what_the_api_does(shown, tp2, sidecar)
 
 
 def test_a_damaged_page_of_a_stopped_process_is_told(tp2: Scene, sidecar: SidecarProcess) -> None:
