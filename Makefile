@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # The steps of `test` share two cores and one terminal.
 .NOTPARALLEL:
-.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-agent-debian test-faults test-vllm soak image test-image chart dashboards screenshots lint format bench clean distclean
+.PHONY: help install vllm demo demo-vllm test test-unit test-agent test-agent-debian test-chart test-page test-faults test-vllm soak image test-image chart dashboards screenshots lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,11 +70,19 @@ demo: install ## the whole story on the terminal, in under a minute: pauses that
 demo-vllm: install $(VLLM_READY) ## the same on a real vLLM (CPU, tensor parallel, tiny random model)
 	@$(PY) -m gc_sidecar demo --engine vllm --vllm-python $(VLLM_PYTHON)
 
-test: test-agent test-unit test-faults test-image test-vllm ## every test, those on a real vLLM included
+test: test-agent test-unit test-chart test-page test-faults test-image test-vllm ## every test, those on a real vLLM included
 
-test-unit: install $(PROMETHEUS) $(HELM) $(CHART_TOOLS) ## the tests that need no vLLM, but for the agent's and the faults: units, embedded engine, deploy/
+test-unit: install $(PROMETHEUS) $(HELM) $(CHART_TOOLS) ## units, embedded engine, what the README promises, deploy/: all that has no target of its own below
 	@mkdir -p build && rm -f build/junit-unit.xml
-	$(PY) -m pytest tests --ignore=tests/vllm --ignore=tests/unit/agent --ignore=tests/faults --ignore=tests/image --junitxml=build/junit-unit.xml
+	$(PY) -m pytest tests --ignore=tests/unit/agent $(addprefix --ignore=tests/,chart page faults image vllm) \
+	  --junitxml=build/junit-unit.xml
+
+test-chart: install $(HELM) $(CHART_TOOLS) ## the chart, rendered by two real Helms and judged by strict schemas and scanners
+	$(PY) -m pytest tests/chart
+
+# Alone: a browser beside them would hold up what others measure.
+test-page: install ## the page in a real Chromium
+	$(PY) -m pytest -n 0 tests/page
 
 test-faults: install ## what dies, hangs, lies or floods: kills at every stage, a model of the design, fuzzed inputs, a soak
 	@mkdir -p build && rm -f build/junit-faults.xml

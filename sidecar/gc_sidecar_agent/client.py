@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -24,6 +25,8 @@ READ_TIMEOUT_S = 15.0
 # The sidecar answers at its own deadline; we hang up this much later, and only if it did not.
 GRACE_S = 15.0
 POLL_S = 1.0
+# Clocks that differ by less are taken for the same.
+CLOCK_S = 2.0
 MAXIMUM_POLL_S = 10.0
 MAXIMUM_TOKEN_BYTES = 8192
 # The states of an operation that goes on, and of one that did what was asked (or, where that was
@@ -74,6 +77,8 @@ class Answer:
     body: dict[str, Any] = field(default_factory=dict)
     location: str | None = None
     retry_after_s: float | None = None
+    # How far the sidecar's clock is ahead of ours, to within a second; 0 where it does not say.
+    clock_ahead_s: float = 0.0
 
     @property
     def operation(self) -> dict[str, Any]:
@@ -230,6 +235,7 @@ class Client:
             body,
             response.getheader("Location"),
             _seconds(response.getheader("Retry-After")),
+            _clock_ahead_s(response.getheader("Date")),
         )
 
     def _change(self, path: str, fields: Fields, method: str = "POST") -> Answer:
@@ -337,6 +343,15 @@ def _seconds(header: str | None) -> float | None:
     except ValueError:
         return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _clock_ahead_s(header: str | None) -> float:
+    """By a Date header, which has whole seconds: less than that is no difference."""
+    try:
+        ahead_s = parsedate_to_datetime(header or "").timestamp() - time.time()
+    except (ValueError, TypeError, IndexError):
+        return 0.0
+    return ahead_s if abs(ahead_s) > CLOCK_S else 0.0
 
 
 def _reason(error: Exception) -> str:

@@ -12,6 +12,7 @@ import gzip
 import json
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -402,7 +403,7 @@ def _base_time(text: str) -> int:
     try:
         with open_file(text, "rb") as file:
             found = _search(file)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be read: {error}") from None
     if found is None:
         raise argparse.ArgumentTypeError(

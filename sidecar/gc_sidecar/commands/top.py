@@ -169,7 +169,7 @@ def _print_frames(console: Console, model: Model, watching: Watching, interval_s
 
 def _print(console: Console, model: Model) -> None:
     width = shutil.get_terminal_size().columns
-    for text in frame(model, time.time(), width, None, bars=_bars(console)):
+    for text in frame(model, model.now_s(), width, None, bars=_bars(console)):
         console.print(text, no_wrap=True, crop=False, overflow="ignore", soft_wrap=True)
 
 
@@ -209,8 +209,14 @@ class Model:
     memory: deque[tuple[float, dict[Key, int]]] = field(default_factory=deque)
     last_full: dict[Key, Seen] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    # How far the sidecar's clock, which its times are of, is ahead of this machine's.
+    clock_ahead_s: float = 0.0
     # Counts what was added: who draws sees that there is something new.
     version: int = 0
+
+    def now_s(self) -> float:
+        """Now, by the sidecar's clock."""
+        return time.time() + self.clock_ahead_s
 
     def answered(
         self, status: dict[str, Any], pauses: Sequence[dict[str, Any]], now: float
@@ -264,10 +270,9 @@ class Watching:
     def __init__(self, args: argparse.Namespace, model: Model) -> None:
         self._args = args
         self._model = model
-        since = time_text(time.time() - HISTORY_S)
         # The last full collection of a process may be of long ago.
         self._full = PauseFeed({"gc_generation": 2})
-        self._long = PauseFeed({"min_duration_s": SHOWN_FROM_S, "since": since})
+        self._long: PauseFeed | None = None
 
     def look(self) -> None:
         """Ask once."""
@@ -275,6 +280,11 @@ class Watching:
             # A new client each time: the file with the token may have changed.
             client = make_client(self._args)
             answer = client.get_status()
+            # By the sidecar's clock, which its times are of.
+            now_s = time.time() + answer.clock_ahead_s
+            if self._long is None:
+                since = time_text(now_s - HISTORY_S)
+                self._long = PauseFeed({"min_duration_s": SHOWN_FROM_S, "since": since})
             young = (
                 pause for pause in self._long.ask(client).pauses if pause.get("gc_generation") != 2
             )
@@ -286,12 +296,13 @@ class Watching:
             self._failed(error)
             return
         with self._model.lock:
-            self._model.answered(answer.body, pauses, time.time())
+            self._model.clock_ahead_s = answer.clock_ahead_s
+            self._model.answered(answer.body, pauses, now_s)
             self._model.exit_code = judge(answer)
 
     def _failed(self, error: ClientError) -> None:
         with self._model.lock:
-            self._model.failed(error, time.time())
+            self._model.failed(error, self._model.now_s())
 
 
 # --- one frame ---
@@ -736,7 +747,7 @@ class Screen:
         width, height = self._console.size
         with self._model.lock:
             lines = frame(
-                self._model, time.time(), width, height, self._offset, _bars(self._console)
+                self._model, self._model.now_s(), width, height, self._offset, _bars(self._console)
             )
         return Group(*lines)
 

@@ -32,16 +32,23 @@ const minutes = () => Number($("field-lease").value) * 60;
 let chosen = null;
 let isAsking = false;
 
+/* Whether it asks for no more than that what is on lasts longer: then nothing is collected, and no setting is changed. */
+function isRenewal(name) {
+  const { policy, coverage } = store.state;
+  if (name !== policy.mode || policy.owner !== $("field-owner").value) return false;
+  if (name === "budget" && policy.pause_budget_ms !== Number($("field-budget").value)) return false;
+  return coverage.acknowledged === coverage.expected;
+}
+
 function costOf(name) {
   const { policy, processes, expected_pause_s: expected } = store.state;
   const living = processes.filter((row) => row.pid !== null && row.state !== "gone").length;
   if (name === "restore" && policy.mode === "off") {
     return "No policy is on: this makes sure of it in every process, and collects where something was left.";
   }
-  const isSame = name === policy.mode && (name !== "budget" || policy.pause_budget_ms === Number($("field-budget").value));
-  if (isSame && policy.owner === $("field-owner").value) return "The policy is on already: this renews it, and no collection runs.";
+  if (isRenewal(name)) return "The policy is on already: this renews it, and no collection runs.";
   // Where none was asked for yet, Python's own tell: they walk the same heap.
-  const about = expected ?? Math.max(...processes.map((row) => lastFull(row) ?? 0));
+  const about = expected ?? Math.max(0, ...processes.map((row) => lastFull(row) ?? 0));
   const lasts = about ? `, about ${seconds(about)} by the last one` : "; for how long is not known yet";
   return `This runs a full collection in ${several(living, "process")} now, side by side${lasts}. Meanwhile they stand still.`;
 }
@@ -57,8 +64,12 @@ function warning() {
 
 /* Which buttons there are now. */
 export function showActions() {
-  for (const button of $("actions").children) button.disabled = !link.isLive || isAsking;
+  const nobody = !store.state?.processes.length;
+  for (const button of $("actions").children) {
+    button.disabled = !link.isLive || isAsking || (nobody && button.dataset.action !== "restore");
+  }
   if (!store.state) return;
+  if ($("dialog").open && !isAsking) showCost();
   $("actions").hidden = !store.state.may_act;
   $("read-only").hidden = store.state.may_act;
 }
@@ -82,6 +93,7 @@ function openDialog(name) {
 }
 
 function showCost() {
+  if (!store.state) return;
   put($("dialog-cost"), `${costOf(chosen.name)} ${ACTIONS[chosen.name].then}`);
   put($("dialog-warning"), warning());
   $("dialog-warning").hidden = !warning();
@@ -96,7 +108,8 @@ async function act() {
   const action = ACTIONS[chosen.name];
   const owner = $("field-owner").value;
   sessionStorage.setItem(OWNER, owner);
-  const [method, url, own] = action.request();
+  const renewal = ["POST", "gc/lease", { lease_s: minutes() }];
+  const [method, url, own] = isRenewal(chosen.name) ? renewal : action.request();
   const fields = { ...own, owner, ...($("field-force").checked ? { force: true } : {}) };
   // The same request has the same id: where no answer came, asking again does nothing twice.
   const text = JSON.stringify(fields);

@@ -46,8 +46,8 @@ function verdict() {
     const why = link.refused ? ` (${link.refused})` : "";
     return ["unknown", "Not known.", `Not connected to the sidecar since ${clockTime(link.lostAt)}${why}. What is below is from then.`];
   }
-  if (!state) return ["unknown", "Not known.", "Waiting for the sidecar."];
-  const { policy, coverage, operation, processes, reasons } = state;
+  if (!state || !link.isLive) return ["unknown", "Not known.", "Waiting for the sidecar."];
+  const { policy, coverage, operation, processes, reasons, without_page } = state;
   if (!state.ready) {
     const first = reasons.find((reason) => reason.blocking);
     return ["no", "No.", first ? sentence(first.detail) : "The engine cannot be seen."];
@@ -65,20 +65,31 @@ function verdict() {
   if (coverage.acknowledged < coverage.expected) return ["no", "No.", `Not every process has the policy: ${who}.`];
   const busy = processes.filter((row) => row.collecting_for_s !== null).length;
   if (busy) return ["no", "Not at this moment.", `${several(busy, "process")} of the engine ${busy === 1 ? "stands" : "stand"} still for a collection.`];
+  if (without_page.length) {
+    return ["unknown", "Not known.", `${several(without_page.length, "process")} of the engine ${without_page.length === 1 ? "has" : "have"} no page that the sidecar can read, so whether a collection runs there is not seen.`];
+  }
+  const rest = parseTime(policy.lease_expires_at) - now();
+  if (rest < SHORT_S) return ["no", "Not for long.", `The policy ends ${rest > 0 ? `in ${left(rest)}` : "now"}: renew it before you measure, by the button that entered it.`];
   if (policy.mode === "budget") return ["yes", "Yes,", `if pauses of about ${digits(policy.pause_budget_ms ?? 5)} ms do not matter: ${who}.`];
   return ["yes", "Yes.", `No automatic full collection runs: ${who}.`];
 }
 
+// A policy that ends so soon is none to begin a measurement under.
+const SHORT_S = 60;
 const MARKS = { yes: "✓", no: "✗", unknown: "?" };
 
-function showState() {
-  const { state } = store;
+function showVerdict() {
   const [answer, word, text] = verdict();
   if ($("verdict").dataset.answer !== answer) $("verdict").dataset.answer = answer;
   put($("answer"), word);
   put($("why"), text);
   const title = `${MARKS[answer]} gc-sidecar`;
   if (document.title !== title) document.title = title;
+}
+
+function showState() {
+  const { state } = store;
+  showVerdict();
   put($("link"), link.isLive ? "live" : link.lostAt ? `not connected since ${clockTime(link.lostAt)}` : "connecting");
   $("main").classList.toggle("stale", !link.isLive);
   showToken();
@@ -124,11 +135,11 @@ function tick() {
 // --- the token ---
 
 function showToken() {
-  if ($("token").hidden === !link.needsToken) return;
-  $("token").hidden = !link.needsToken;
+  const appears = $("token").hidden && link.needsToken;
+  if ($("token").hidden === link.needsToken) $("token").hidden = !link.needsToken;
   if (!link.needsToken) return;
   if (link.tokenWasWrong) put($("token-text"), "The sidecar does not take this token. It asks for what is in the file of its --token-file.");
-  $("token-field").focus();
+  if (appears) $("token-field").focus();
 }
 
 $("token-form").addEventListener("submit", (event) => {
@@ -147,12 +158,15 @@ setInterval(() => {
   tick();
   const isCollecting = store.state?.processes.some((row) => row.collecting_for_s !== null);
   if (isCollecting || beats % 4 === 0) draw();
+  // A lease runs out between two updates, too.
+  if (beats % 4 === 0) showVerdict();
   if (beats % 8 === 0) showListed();
   beats++;
 }, 250);
 setInterval(endIfSilent, 1000);
 
 function hurry() {
+  endIfSilent();
   if (!link.isLive && !link.needsToken) connect();
 }
 addEventListener("online", hurry);

@@ -98,9 +98,10 @@ export const isAt = ([role, dp, rank], row) => role === row.role && dp === row.d
 /* The longest full collection that Python began by itself. */
 export function longestOwn() {
   let longest = 0;
+  const oldest = now() - SPAN_S;
   for (const lane of store.lanes) {
     for (const pause of lane || []) {
-      if (pause[TRIGGER] === "auto" && pause[GENERATION] === 2) longest = Math.max(longest, pause[LENGTH]);
+      if (pause[START] >= oldest && pause[TRIGGER] === "auto" && pause[GENERATION] === 2) longest = Math.max(longest, pause[LENGTH]);
     }
   }
   return longest;

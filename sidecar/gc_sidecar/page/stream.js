@@ -18,7 +18,11 @@ export const handlers = { events: {}, onLink() {}, onNews() {} };
 let current = null;
 let retry = 0;
 let waitMs = 0;
+// When anything came last, and when the end of an update did: only then is what is shown of now.
 let heardAt = 0;
+let heardAllAt = 0;
+// The events of an update that has not come whole yet.
+let pending = [];
 
 function headers(more) {
   const token = sessionStorage.getItem(TOKEN);
@@ -30,6 +34,7 @@ export async function connect() {
   current?.abort();
   const own = (current = new AbortController());
   heardAt = performance.now();
+  pending = [];
   let hasHeard = false;
   try {
     const answer = await fetch("gc/events", {
@@ -55,13 +60,19 @@ export async function connect() {
 
 /* Where nothing came for longer than it can take, the connection is dead, whatever the system says. */
 export function endIfSilent() {
-  if (link.isLive && performance.now() - heardAt > SILENCE_MS) {
+  if (!current || link.needsToken) return;
+  if (performance.now() - (link.isLive ? heardAllAt : heardAt) > SILENCE_MS) {
     lose();
     connect();
   }
 }
 
 export function setToken(token) {
+  // No header can hold any other, and no sidecar takes one.
+  if (!/^[\x21-\x7e]+$/.test(token)) {
+    link.tokenWasWrong = true;
+    return;
+  }
   sessionStorage.setItem(TOKEN, token);
   link.needsToken = false;
   connect();
@@ -116,13 +127,17 @@ function hear(block) {
     const colon = line.indexOf(": ");
     if (colon > 0) event[line.slice(0, colon)] = line.slice(colon + 2);
   }
-  if (event.id) {
-    store.lastId = event.id;
-    waitMs = 0;
-    Object.assign(link, { isLive: true, lostAt: null });
-  }
-  if (Object.hasOwn(handlers.events, event.event)) handlers.events[event.event](JSON.parse(event.data));
-  return Boolean(event.id);
+  if (Object.hasOwn(handlers.events, event.event)) pending.push([event.event, JSON.parse(event.data)]);
+  if (!event.id) return false;
+  // Together: an update that was cut off comes again, and must not be counted twice.
+  store.lastId = event.id;
+  waitMs = 0;
+  heardAllAt = performance.now();
+  Object.assign(link, { isLive: true, lostAt: null });
+  const whole = pending;
+  pending = [];
+  for (const [name, value] of whole) handlers.events[name](value);
+  return true;
 }
 
 /* Asks the API. `status` is 0 where no answer came. */

@@ -6,6 +6,8 @@ import { ask, link } from "./stream.js";
 import { clockTime, parseTime, roleName, seconds, signed, size } from "./words.js";
 
 const LISTED = 20;
+// Whether a process in such a state collects is not known.
+const UNSEEN = ["gone", "uncovered", "stale"];
 const STATES = {
   applied: ["good", "as asked"], pending: ["wait", "changing"], drifted: ["bad", "changed by others"],
   stale: ["bad", "silent"], gone: ["bad", "ended"], uncovered: ["bad", "not seen"], refused: ["bad", "refused"],
@@ -49,8 +51,10 @@ export const processRows = new Rows($("processes").tBodies[0], () => {
       this.tick();
     },
     tick() {
+      const key = `${current.role}-${current.dp_rank}-${current.rank}`;
+      const isSeen = link.isLive && !UNSEEN.includes(current.state) && !store.state.without_page.includes(key);
       const isBusy = link.isLive && current.collecting_for_s !== null;
-      put(busy, isBusy ? `for ${(now() - collectingSince).toFixed(1)} s` : "no", isBusy ? "busy" : "");
+      put(busy, isBusy ? `for ${(now() - collectingSince).toFixed(1)} s` : isSeen ? "no" : "–", isBusy ? "busy" : "");
     },
   };
 });

@@ -31,8 +31,8 @@ from gc_sidecar.server.windows import Windows
 logger = logging.getLogger("gc_sidecar.server")
 
 MAXIMUM_VIEWERS = 20
-# For how many updates a viewer may lag behind. They are shared by all, so a slow one costs hardly anything.
-LAG = 60
+# For how many updates a viewer may lag behind: what it shows is taken for what is.
+LAG = 5
 # How many entries of the history go into one event, so that neither side is held up by it.
 PAUSES_AT_ONCE, MEMORY_AT_ONCE = 1000, 100
 EVENT_STREAM = "text/event-stream"
@@ -170,12 +170,14 @@ class Live:
             *(_event("memory", part) for part in _parts(memory, MEMORY_AT_ONCE)),
             _event("operations", [*map(operation_line, self._coordinator.ledger.all())]),
             _event("windows", [*map(_window_line, reversed(self._windows.all()))]),
-            self._state(roster),
+            self._state_event(self._state(roster)),
         ]  # fmt: skip
         return iter(parts)
 
     def _update(self, roster: Roster) -> Iterator[str]:
         """What is new since the last one. The id stands in its end: only one that came whole has been seen."""
+        # First of all: where this cannot be told, nothing counts as told.
+        state = self._state(roster)
         history, after = self.history, self._told
         if len(history.places) > self._told_places:
             yield _event("places", self._places())
@@ -187,7 +189,7 @@ class Live:
             yield _event("operations", [*map(operation_line, operations)])
         if windows:
             yield _event("windows", [*map(_window_line, windows)])
-        yield self._state(roster)
+        yield self._state_event(state)
 
     def _note_told(self) -> tuple[list[Operation], list[Window]]:
         """What has changed since the last time, which counts as told from now on."""
@@ -215,7 +217,15 @@ class Live:
             "version": __version__,
             "may_act": self._may_act,
             "expected_pause_s": round(expected.pause_s, 6) if expected else None,
+            "without_page": [
+                f"{row.key.role}-{row.key.dp_rank}-{row.key.rank}"
+                for row in roster.rows
+                if row.page is None
+            ],
         }
+        return to_line(state)
+
+    def _state_event(self, state: str) -> str:
         return _event("state", state, f"{self.history.instance}-{self._told}")
 
 
