@@ -31,8 +31,8 @@ from gc_sidecar.server.windows import Windows
 logger = logging.getLogger("gc_sidecar.server")
 
 MAXIMUM_VIEWERS = 20
-# For how many updates a viewer may lag behind: what it shows is taken for what is.
-LAG = 5
+# How far a viewer may lag behind: what it shows is taken for what is.
+LAG_S = 5.0
 # How many entries of the history go into one event, so that neither side is held up by it.
 PAUSES_AT_ONCE, MEMORY_AT_ONCE = 1000, 100
 EVENT_STREAM = "text/event-stream"
@@ -73,6 +73,11 @@ class Live:
         self._told_windows: dict[str, str] = {}
         coordinator.knowledge.sight.log.keepers.append(self.history.add_pause)
 
+    @property
+    def lag(self) -> int:
+        """For how many updates a viewer may lag behind."""
+        return round(LAG_S / self._timing.live_s)
+
     async def keep(self) -> None:
         """Keep the history and the viewers up to date, for ever."""
         while True:
@@ -111,7 +116,7 @@ class Live:
         # Those who are there hear of everything first: the new one begins where they are.
         self._tell(roster)
         greeting = self._greeting(roster, self._seen(last_event_id))
-        queue: asyncio.Queue[bytes] = asyncio.Queue(LAG)
+        queue: asyncio.Queue[bytes] = asyncio.Queue(self.lag)
         self._viewers.add(queue)
         return _Stream(self._stream(queue, greeting, for_s), self._viewers, queue)
 
