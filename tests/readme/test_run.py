@@ -300,7 +300,8 @@ def test_the_commands_own_gc_is_metered_where_that_is_asked_for(
     assert log.read_text() == "x\n" * 3, "theirs has run too, in ours as well"
     client = report_in(tmp_path / "r.json")["client"]
     assert client["processes"] == 2
-    assert client["longest"][0]["gc_generation"] == 2
+    # The explicit one; on a busy machine a young one may have taken longer.
+    assert 2 in {pause["gc_generation"] for pause in client["longest"]}
     assert client["max_s"] > 0.001
     assert "the command's own GC: " in done.stderr
 
