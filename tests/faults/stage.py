@@ -47,7 +47,6 @@ gc.set_threshold(700 + os.getpid() % 100, 10, 10)
 # A full collection does not begin while there is a gate: so its middle lasts for as long as a test wants.
 HOLD_AT_GATE = """
 import gc, os, time
-from tests.striking import strike
 def hold_at_gate(phase, info, exists=os.path.exists, sleep=time.sleep, now=time.monotonic):
     if phase == "start" and info["generation"] == 2:
         until = now() + 60
