@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
 
@@ -22,6 +23,16 @@ pytest.register_assert_rewrite(
 
 # Tests start hundreds of processes, each of which would compile the packages again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+# Where we run in the background these are ignored, and whatever a test starts would inherit that.
+for _number, _handler in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:
