@@ -166,7 +166,7 @@ def test_top_shows_policy_processes_memory_and_pauses_within_the_screen(
         assert sidecar.post("/gc/freeze", {"owner": "bench-7"})[0] == 200
         try:
             terminal.wait_for(
-                r"^policy    freeze, since \d\d:\d\d:\d\d, until \d\d:\d\d:\d\d \(60 min left\), by bench-7$"
+                r"^policy    freeze, since \d\d:\d\d:\d\d, until \d\d:\d\d:\d\d \((59|60) min left\), by bench-7$"
             )
         finally:
             assert sidecar.post("/gc/restore", {"force": True})[0] == 200
