@@ -25,7 +25,7 @@ from gc_sidecar.server.problems import Problem
 from gc_sidecar.server.roster import Roster
 from gc_sidecar.server.timing import Timing
 from gc_sidecar.server.verdicts import Window
-from gc_sidecar.server.views import obstacle_view, operation_line, status_view, window_line
+from gc_sidecar.server.views import operation_line, status_view, window_line
 from gc_sidecar.server.windows import Windows
 
 logger = logging.getLogger("gc_sidecar.server")
@@ -215,8 +215,7 @@ class Live:
         obstacles = readiness.obstacles(self._coordinator, roster)
         expected = self._coordinator.knowledge.expected_pause()
         state = {
-            **status_view(self._coordinator, roster),
-            "reasons": [obstacle_view(each) for each in obstacles],
+            **status_view(self._coordinator, roster, obstacles),
             "ready": not any(each.blocking for each in obstacles),
             "time": round(time.time(), 3),
             "version": __version__,

@@ -111,7 +111,8 @@ def control_router(
     )
     async def get_status(request: Request) -> Response:
         style = requests.read_format(request)
-        status = status_view(coordinator, await coordinator.watch.look())
+        roster = await coordinator.watch.look()
+        status = status_view(coordinator, roster, coordinator.knowledge.obstacles(roster))
         return _answer(status, show_status(dict(status)) if style == "table" else None)
 
     @router.get(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from collections.abc import Iterable
 from urllib.parse import quote
 
 from gc_sidecar.server import answers
@@ -24,7 +25,9 @@ from gc_sidecar.server.roster import Roster, Row
 from gc_sidecar.server.verdicts import GenerationVerdict, ProcessVerdict, Verdict, Window
 
 
-def status_view(coordinator: Coordinator, roster: Roster) -> answers.Status:
+def status_view(
+    coordinator: Coordinator, roster: Roster, obstacles: Iterable[Obstacle]
+) -> answers.Status:
     """GET /gc"""
     knowledge, running = coordinator.knowledge, coordinator.running
     return {
@@ -32,7 +35,7 @@ def status_view(coordinator: Coordinator, roster: Roster) -> answers.Status:
         "coverage": {"acknowledged": roster.acknowledged, "expected": roster.expected},
         "transport": knowledge.engines.transport,
         "operation": operation_view(running) if running else None,
-        "reasons": [obstacle_view(each) for each in knowledge.obstacles(roster)],
+        "reasons": [obstacle_view(each) for each in obstacles],
         "processes": [row_view(row) for row in roster.rows],
     }
 
