@@ -79,6 +79,27 @@ def test_it_shows_policy_coverage_and_every_process(width: int, height: int) -> 
     assert ("PID" in header) == ("5426" in row) == (width == 200)
 
 
+@pytest.mark.parametrize("answer", ["yes", "no", "unknown", "?"])
+def test_whether_it_is_safe_to_measure_comes_first(answer: str) -> None:
+    safe = {"answer": answer, "word": "Perhaps.", "why": "One may hope."}
+    lines = shown(model_of(safe_to_measure=safe))
+    assert lines[1] == "measure?  Perhaps. One may hope."
+
+
+def test_what_is_cut_ends_in_an_ellipsis_and_a_plain_frame_cuts_nothing() -> None:
+    safe = {"answer": "no", "word": "No.", "why": "because " * 20 + "of that."}
+    on_screen, plain = (
+        shown(model_of(safe_to_measure=safe), 80, 24),
+        [text.plain for text in frame(model_of(safe_to_measure=safe), NOW, 80, None)],
+    )
+    assert on_screen[1].endswith("\u2026")
+    assert plain[1].endswith("of that.")
+
+
+def test_a_process_without_a_policy_has_normal_gc() -> None:
+    assert "normal GC" in line_of(shown(model_of(processes=[process(mode="off")])), "worker ")
+
+
 def test_a_lease_that_is_over_is_told() -> None:
     policy = {**STATUS["policy"], "lease_expires_at": "2026-01-01T00:01:00Z"}
     assert "until 00:01:00 (over)" in line_of(shown(model_of(policy=policy)), "policy")
@@ -257,8 +278,10 @@ def test_once_prints_one_plain_frame(
     out = capsys.readouterr().out
     assert "coverage  2 of 2 processes" in out
     assert "\x1b" not in out
-    assert max(map(len, out.splitlines())) <= 80
     assert "q quits" not in out
+    head, processes, *_ = out.split("\n\n")
+    assert max(map(len, processes.splitlines())) <= 80
+    assert "by bench-1\n" in head, "nothing of it is cut"
 
 
 @pytest.mark.parametrize("flags", [["--once"], ["--once", "--json"]])

@@ -97,6 +97,7 @@ SCROLLING = {
     b"\x1b[B": (1, 0), b"\x1bOB": (1, 0), b"j": (1, 0),
     b"\x1b[5~": (0, -1), b"\x1b[6~": (0, 1), b" ": (0, 1),
 }  # fmt: skip
+ANSWER_STYLES = {"yes": "bold green", "no": "bold red"}
 QUITTING = (b"q", b"Q")
 RETURNING = (b"\x1b[H", b"\x1bOH", b"\x1b[1~", b"g")
 
@@ -347,7 +348,8 @@ def frame(
     offset: int | None = None,
     bars: str = BARS,
 ) -> list[Text]:
-    """The lines of one frame, none longer than `width` and no more than `height` (None: as many as there are).
+    """The lines of one frame, none longer than `width` and no more than `height` (None: as many and as long as
+    they are).
 
     `offset` is which process comes first; None: those where something happens.
     """
@@ -372,8 +374,10 @@ def frame(
         for text in lines:
             text.stylize("dim")  # it is of before
     lines = [*head, *lines]
+    if height is None:
+        return lines  # to be read later or by a program: nothing is cut
     for text in lines:
-        text.truncate(width)
+        text.truncate(width, overflow="ellipsis")
     return lines[:height]
 
 
@@ -413,6 +417,12 @@ def _policy(model: Model, now: float) -> Iterator[Text]:
         parts.append(f", by {word(policy.get('owner'))}")
     elif policy.get("reason"):
         parts.append(f", ended: {word(policy['reason'])}")
+    safe = _object(status.get("safe_to_measure"))
+    if safe:
+        style = ANSWER_STYLES.get(str(safe.get("answer")), "bold yellow")
+        yield Text.assemble(
+            "measure?  ", (word(safe.get("word")), style), f" {word(safe.get('why'))}"
+        )
     yield Text.assemble(
         "policy    ", (word(mode), "bold green" if parts else "bold"), "".join(parts)
     )
@@ -564,6 +574,8 @@ def _fit(columns: list[Column], rows: list[Row], width: int) -> tuple[list[Colum
 
 def _state(row: Row) -> Cell:
     state = word(row.process.get("state"))
+    if (state, row.process.get("mode")) == (SETTLED, "off"):
+        return "normal GC", ""  # what was applied is that nothing is
     styles = {SETTLED: "green", "pending": "yellow"}
     return state, styles.get(state, "bold red")
 

@@ -6,6 +6,8 @@ A shape may get further members; those that it has stay. Whatever is not known i
 from __future__ import annotations
 
 # pydantic reads no other TypedDict before Python 3.12.
+from typing import Literal
+
 from typing_extensions import NotRequired, TypedDict
 
 
@@ -158,9 +160,18 @@ class Operations(TypedDict):
     operations: list[OperationLine]
 
 
+class SafeToMeasure(TypedDict):
+    """Whether it is, right now: `yes`, `no` or `unknown`; in a word or two for people; and why."""
+
+    answer: Literal["yes", "no", "unknown"]
+    word: str
+    why: str
+
+
 class Status(TypedDict):
     """GET /gc"""
 
+    safe_to_measure: SafeToMeasure
     policy: Policy
     coverage: Coverage
     transport: str

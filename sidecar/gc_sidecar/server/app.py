@@ -32,6 +32,7 @@ from gc_sidecar.server.routes import (
     show_problem,
 )
 from gc_sidecar.server.run_dir import RunDir
+from gc_sidecar.server.safety import LastMinute
 from gc_sidecar.server.secret import endpoint_secret
 from gc_sidecar.server.security import Guard, Limits, TokenFile
 from gc_sidecar.server.settings import Settings
@@ -49,6 +50,7 @@ class Services:
     coordinator: Coordinator
     windows: Windows
     live: Live
+    last_minute: LastMinute
     tally: Tally
     http: httpx.AsyncClient
     timing: Timing
@@ -109,15 +111,22 @@ def make_services(settings: Settings, timing: Timing | None = None) -> Services:
         run_dir, Sight(settings.run_dir), engines, timing, tally, settings.max_maintain_pause_s
     )
     windows = Windows(coordinator.knowledge, coordinator.watch, coordinator.ledger, timing)
-    live = Live(coordinator, windows, timing, may_act=not settings.read_only_page)
-    return Services(settings, coordinator, windows, live, tally, http, timing)
+    last_minute = LastMinute(coordinator.knowledge.sight.log)
+    live = Live(coordinator, windows, last_minute, timing, may_act=not settings.read_only_page)
+    return Services(settings, coordinator, windows, live, last_minute, tally, http, timing)
 
 
 def make_control_app(services: Services) -> ASGIApp:
     """Every route, behind the guard."""
     settings = services.settings
     token_file = TokenFile(settings.token_file) if settings.token_file else None
-    router = control_router(services.coordinator, services.windows, services.live, services.tally)
+    router = control_router(
+        services.coordinator,
+        services.windows,
+        services.live,
+        services.last_minute,
+        services.tally,
+    )
     app = _make_app(router, "/openapi.json")
     return Guard(app, token_file, settings.allowed_host)
 

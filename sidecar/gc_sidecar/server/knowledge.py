@@ -5,6 +5,7 @@ The `roster` is made from all three. Nothing here talks to the engine or changes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -38,6 +39,8 @@ class Knowledge:
         self._judged = sight.snapshot
         self._paged: frozenset[str] = frozenset()
         self._cores: frozenset[str] = frozenset()
+        # Since when each API server (token) has said that it is ready.
+        self._ready_since: dict[str, float] = {}
         # Which process (token) had the desired generation in each place.
         self._applied: dict[Key, str] = {}
 
@@ -49,6 +52,15 @@ class Knowledge:
         if self.sight.snapshot is not self._judged:
             self._judged = self.sight.snapshot
             self._forecast.notice(self.sight.snapshot.pages)
+            self._ready_since = {
+                page.report.identity.token: self._ready_since.get(
+                    page.report.identity.token, self.sight.snapshot.taken_at
+                )
+                for page in self.sight.snapshot.pages
+                if page.alive
+                and page.report.state.ready
+                and "api_server" in page.report.identity.roles
+            }
             self._forget_disproved()
 
     def _forget_disproved(self) -> None:
@@ -189,11 +201,9 @@ class Knowledge:
 
     def _remedy_for(self, obstacle: Obstacle, roster: Roster) -> str | None:
         """Its remedy, in the light of what pages show."""
-        has_started = any(
-            page.alive and page.report.state.ready and "api_server" in page.report.identity.roles
-            for page in self.sight.snapshot.pages
-        )
-        if obstacle.code == "engine_unreachable" and has_started:
+        ready_since = min(self._ready_since.values(), default=math.inf)
+        should_listen = self.sight.snapshot.taken_at - ready_since > self._timing.listening_grace_s
+        if obstacle.code == "engine_unreachable" and should_listen:
             return "the engine has started, so this is not its port: correct --engine-url"
         return obstacle.remedy
 
@@ -203,7 +213,7 @@ class Knowledge:
         if ended:
             return Obstacle(
                 "no_pages",
-                f"every process of the engine has ended ({ended} pages are left)",
+                f"every process of the engine has ended, {ended} in all",
                 "see the engine's log and start it again; it takes the policy by itself while the lease runs",
                 blocking=True,
             )

@@ -23,6 +23,7 @@ from gc_sidecar.server.history import MEMORY_EVERY_S, SPAN_S, History, to_line
 from gc_sidecar.server.operations import Operation
 from gc_sidecar.server.problems import Problem
 from gc_sidecar.server.roster import Roster
+from gc_sidecar.server.safety import LastMinute, judge
 from gc_sidecar.server.timing import Timing
 from gc_sidecar.server.verdicts import Window
 from gc_sidecar.server.views import operation_line, status_view, window_line
@@ -56,11 +57,18 @@ class Live:
     """See the module."""
 
     def __init__(
-        self, coordinator: Coordinator, windows: Windows, timing: Timing, *, may_act: bool
+        self,
+        coordinator: Coordinator,
+        windows: Windows,
+        last_minute: LastMinute,
+        timing: Timing,
+        *,
+        may_act: bool,
     ) -> None:
         self.history = History()
         self._coordinator = coordinator
         self._windows = windows
+        self._last_minute = last_minute
         self._timing = timing
         self._may_act = may_act
         self._viewers: set[asyncio.Queue[bytes]] = set()
@@ -213,9 +221,10 @@ class Live:
 
     def _state(self, roster: Roster) -> str:
         obstacles = readiness.obstacles(self._coordinator, roster)
+        safety = judge(self._coordinator, roster, obstacles, self._last_minute)
         expected = self._coordinator.knowledge.expected_pause()
         state = {
-            **status_view(self._coordinator, roster, obstacles),
+            **status_view(self._coordinator, roster, obstacles, safety),
             "ready": not any(each.blocking for each in obstacles),
             "time": round(time.time(), 3),
             "version": __version__,

@@ -17,7 +17,8 @@ def obstacles(coordinator: Coordinator, roster: Roster) -> list[Obstacle]:
             "see the engine's log, and start it again" if row.state == "gone" else None,
         )
         for row in roster.rows
-        if row.reason is not None and row.state in ("uncovered", "gone", "stale")
+        # Where nobody is left that is said once, and not of each.
+        if roster.reports and row.reason is not None and row.state in ("uncovered", "gone", "stale")
     ]
     starting = [
         Obstacle(

@@ -25,6 +25,7 @@ from gc_sidecar.server.exposition import render
 from gc_sidecar.server.live import EVENT_SCHEMA, EVENT_STREAM, Live
 from gc_sidecar.server.operations import Operation, new_id
 from gc_sidecar.server.problems import Problem, problem_response, to_json
+from gc_sidecar.server.safety import LastMinute, judge
 from gc_sidecar.server.tally import Tally
 from gc_sidecar.server.verdicts import Window
 from gc_sidecar.server.views import (
@@ -93,7 +94,7 @@ OPENING, CLOSING = "/gc/windows", "/gc/windows/{window_id}/close"
 
 
 def control_router(
-    coordinator: Coordinator, windows: Windows, live: Live, tally: Tally
+    coordinator: Coordinator, windows: Windows, live: Live, last_minute: LastMinute, tally: Tally
 ) -> APIRouter:
     """Every route."""
     router = APIRouter(redirect_slashes=False)
@@ -112,7 +113,9 @@ def control_router(
     async def get_status(request: Request) -> Response:
         style = requests.read_format(request)
         roster = await coordinator.watch.look()
-        status = status_view(coordinator, roster, coordinator.knowledge.obstacles(roster))
+        safety = judge(coordinator, roster, readiness.obstacles(coordinator, roster), last_minute)
+        reasons = coordinator.knowledge.obstacles(roster)
+        status = status_view(coordinator, roster, reasons, safety)
         return _answer(status, show_status(dict(status)) if style == "table" else None)
 
     @router.get(

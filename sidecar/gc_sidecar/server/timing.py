@@ -39,6 +39,8 @@ class Timing:
     question_s: float = 5.0
     first_retry_s: float = 1.0
     last_retry_s: float = 5.0
+    # An engine that has started may take so long until its port answers.
+    listening_grace_s: float = 10.0
     # Asking processes without a page how they are, over RPC: how long after a failure, doubled each time.
     observe_retry_s: float = 15.0
     # An engine of which no page is seen is asked for its version this often: the only way to see a restart.

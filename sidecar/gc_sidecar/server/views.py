@@ -22,15 +22,17 @@ from gc_sidecar.server.pauses import NANO, PauseLog, SeenPause
 from gc_sidecar.server.reports import LAST_TIME, Identity, Report
 from gc_sidecar.server.requests import PauseFilter
 from gc_sidecar.server.roster import Roster, Row
+from gc_sidecar.server.safety import Safety
 from gc_sidecar.server.verdicts import GenerationVerdict, ProcessVerdict, Verdict, Window
 
 
 def status_view(
-    coordinator: Coordinator, roster: Roster, obstacles: Iterable[Obstacle]
+    coordinator: Coordinator, roster: Roster, obstacles: Iterable[Obstacle], safety: Safety
 ) -> answers.Status:
     """GET /gc"""
     knowledge, running = coordinator.knowledge, coordinator.running
     return {
+        "safe_to_measure": {"answer": safety.answer, "word": safety.word, "why": safety.why},
         "policy": policy_view(knowledge.desired, roster),
         "coverage": {"acknowledged": roster.acknowledged, "expected": roster.expected},
         "transport": knowledge.engines.transport,

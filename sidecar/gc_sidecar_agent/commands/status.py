@@ -149,6 +149,9 @@ def _headline(document: dict[str, Any]) -> str:
             if value is not None
         ]
     lines = [("policy", ", ".join(described))]
+    safe = _object(document.get("safe_to_measure"))
+    if safe:
+        lines.insert(0, ("measure?", f"{word(safe.get('word'))} {word(safe.get('why'))}"))
     if policy.get("lease_expires_at"):
         lines.append(("lease", f"ends at {word(policy['lease_expires_at'])}"))
     over = [each.get("pauses_over_budget") or 0 for each in rows_of(document)]

@@ -271,6 +271,16 @@ def test_status_shows_the_policy_and_a_line_for_every_process(
     assert lines[7].startswith("worker ")
 
 
+def test_status_says_first_whether_it_is_safe_to_measure(
+    sidecar: StandInSidecar, capsys: pytest.CaptureFixture[str]
+) -> None:
+    safe = {"answer": "yes", "word": "Yes.", "why": "No automatic full collection runs."}
+    sidecar.replies = [Reply(body={**STATUS, "safe_to_measure": safe})]
+    assert main(["status"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.split(maxsplit=1) == ["measure?", "Yes. No automatic full collection runs."]
+
+
 def test_status_says_why_and_what_to_do(
     sidecar: StandInSidecar, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ FAST = Timing(
     question_s=2.0,
     first_retry_s=0.05,
     last_retry_s=0.1,
+    listening_grace_s=0.3,
     observe_retry_s=0.1,
     contact_poll_s=0.05,
     idle_poll_s=0.02,
