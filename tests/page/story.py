@@ -51,7 +51,7 @@ def buttons_do_what_the_api_does(tab: Tab, running: Scene, sidecar: SidecarProce
     tab.press("freeze", owner="page-test", lease="30")
     assert f"full collection in {count} processes" in tab.text("dialog-cost")
     tab.confirm()
-    assert f"Freeze applied by {count} of {count} processes" in tab.text("outcome")
+    assert f"Freeze entered in {count} of {count} processes, in " in tab.text("outcome")
     policy = sidecar.status()["policy"]
     assert (policy["mode"], policy["owner"]) == ("freeze", "page-test")
     assert all(state["threshold"][2] == HELD_OFF for state in running.gc_state(pids).values())
@@ -66,6 +66,7 @@ def buttons_do_what_the_api_does(tab: Tab, running: Scene, sidecar: SidecarProce
     assert "about" in cost
     assert "by the last one" in cost
     tab.confirm()
+    assert f"Maintenance done in {count} of {count} processes, in " in tab.text("outcome")
     assert sidecar.status()["policy"]["generation"] == policy["generation"]
 
     tab.press("restore")

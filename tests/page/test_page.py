@@ -69,8 +69,31 @@ def test_budget_by_button(shown: Tab, sidecar: ForkedSidecar) -> None:
     shown.confirm()
     policy = sidecar.status()["policy"]
     assert (policy["mode"], policy["pause_budget_ms"]) == ("budget", 7.0)
-    assert "pauses of about 7.00 ms" in shown.until("why", "budget by anonymous")
+    assert "pauses of about 7.00 ms" in shown.until("why", "7.00 ms by anonymous")
     assert shown.text("fact-policy") == "budget of 7.00 ms"
+    assert "Budget entered in 4 of 4 processes, in " in shown.text("outcome")
+    shown.press("budget")
+    assert "no collection runs" in shown.text("dialog-cost")
+    shown.confirm()
+    assert "Lease renewed in 4 of 4 processes, in " in shown.text("outcome")
+
+
+def test_a_maintenance_gives_memory_back_to_the_system_where_that_is_ticked(
+    shown: Tab, sidecar: ForkedSidecar
+) -> None:
+    assert "seldom returns it to the system" in shown.page.inner_text("section:has(#memory)")
+    asked: list[Any] = []
+    shown.page.on(
+        "request", lambda request: request.method == "POST" and asked.append(request.post_data_json)
+    )
+    for is_ticked in (False, True, False):
+        shown.press("maintain")
+        assert not shown.page.is_checked("#field-trim"), "it is never ticked by itself"
+        shown.page.set_checked("#field-trim", is_ticked)
+        shown.confirm()
+        assert asked.pop()["trim"] is is_ticked
+    shown.press("freeze")
+    assert shown.page.is_hidden("#field-trim")
 
 
 def test_what_is_refused_is_said_with_what_to_do(shown: Tab, sidecar: ForkedSidecar) -> None:
@@ -255,6 +278,67 @@ def test_axe_finds_nothing_serious(browser: Browser, sidecar: ForkedSidecar, vie
         shown.press("restore")
         shown.refused()
         assert not shown.violations("#dialog")
+
+
+# What somebody sees at the middle of each cell's own words, where that is not the cell.
+COVERED = """(cells) => cells.filter((cell) => {
+  cell.scrollIntoView({ block: "center" });
+  const words = document.createRange();
+  words.selectNodeContents(cell);
+  const [box] = words.getClientRects();
+  if (!box) return false;
+  const seen = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+  return box.right > innerWidth || !(cell.contains(seen) || seen.contains(cell));
+}).map((cell) => cell.textContent)"""
+TABLES = ("processes", "operations", "windows")
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_on_a_phone_every_row_is_a_card_of_which_nothing_is_hidden(
+    browser: Browser, sidecar: ForkedSidecar, width: int
+) -> None:
+    sidecar.post("/gc/windows", {"window_id": f"phone-{width}"})
+    sidecar.post("/gc/freeze", {"owner": "bench-1"})
+    sidecar.post(f"/gc/windows/phone-{width}/close")
+    phone: dict[str, Any] = {"viewport": {"width": width, "height": 844}, "is_mobile": True}
+    with tab(browser, sidecar.url, **phone) as shown:
+        shown.open()
+        shown.until("windows", "policy_changed")
+        page = shown.page
+        page.click("#operations button")
+        page.wait_for_selector("#operations td.inner tbody tr")
+        page.click("#listed summary")
+        for name in TABLES:
+            box = page.locator(f".scroll:has(> #{name})")
+            assert box.evaluate("(box) => box.scrollWidth <= box.clientWidth"), name
+            cells = page.locator(f"#{name} tbody tr:not(thead tr) > *")
+            assert not cells.evaluate_all(COVERED), name
+        inner = page.locator("#operations td.inner tbody :is(td, th)")
+        assert inner.count() == 5 * EVERYONE
+        labels = (
+            "(row) => [...row.querySelectorAll('[data-label]')].map((each) => each.dataset.label)"
+        )
+        told = page.locator("#windows > tbody > tr").first.evaluate(labels)
+        assert told == ["opened", "window", "length", "why"]
+        # A table, too, for those who hear it.
+        tree = page.locator("#operations").aria_snapshot()
+        assert 'columnheader "Done by"' in tree
+        assert 'rowheader "worker 0' in tree
+
+
+def test_nothing_moves_where_the_sentence_wraps_or_an_outcome_comes(shown: Tab) -> None:
+    below = "document.getElementById('processes-title').getBoundingClientRect().top"
+    tops = set()
+    for why in ("Short.", "As long as two lines are. " * 8):
+        for outcome in ("", "Freeze entered in 4 of 4 processes, in 1.00 s."):
+            tops.add(
+                shown.page.evaluate(
+                    f"([why, outcome]) => {{ document.getElementById('why').textContent = why;"
+                    f" document.getElementById('outcome').textContent = outcome; return {below}; }}",
+                    [why, outcome],
+                )
+            )
+    assert len(tops) == 1
 
 
 def test_the_keyboard_reaches_everything(shown: Tab) -> None:

@@ -3,7 +3,7 @@
 import { $, make, put } from "./dom.js";
 import { lastFull, placeName, store } from "./store.js";
 import { ask, link } from "./stream.js";
-import { seconds, sentence, several } from "./words.js";
+import { OPERATIONS, seconds, sentence, several } from "./words.js";
 
 const OWNER = "gc-sidecar-owner";
 const ACTIONS = {
@@ -18,9 +18,9 @@ const ACTIONS = {
     then: "Afterwards automatic collections are kept to the length below, until somebody restores or the time is over.",
   },
   maintain: {
-    title: "Maintain: collect once, now", go: "Maintain", fields: ["when"],
-    request: () => ["POST", "gc/maintain", { when: $("field-when").value }],
-    then: "It frees garbage that has waited. The policy stays as it is.",
+    title: "Maintain: collect once, now", go: "Maintain", fields: ["when", "trim"],
+    request: () => ["POST", "gc/maintain", { when: $("field-when").value, trim: $("field-trim").checked }],
+    then: "It frees garbage that has waited, for Python to use that memory again; the system seldom gets it back without trim. The policy stays as it is.",
   },
   restore: {
     title: "Restore: back to normal GC", go: "Restore", fields: [],
@@ -48,8 +48,9 @@ function costOf(name) {
   }
   if (isRenewal(name)) return "The policy is on already: this renews it, and no collection runs.";
   // Where none was asked for yet, Python's own tell: they walk the same heap.
-  const about = expected ?? Math.max(0, ...processes.map((row) => lastFull(row) ?? 0));
-  const lasts = about ? `, about ${seconds(about)} by the last one` : "; for how long is not known yet";
+  const own = Math.max(0, ...processes.map((row) => lastFull(row) ?? 0));
+  const lasts = expected ? `, about ${seconds(expected)} by the last one and how the heap has grown since`
+    : own ? `, about ${seconds(own)} by the last one` : "; for how long is not known yet";
   return `This runs a full collection in ${several(living, "process")} now, side by side${lasts}. Meanwhile they stand still.`;
 }
 
@@ -83,7 +84,7 @@ function openDialog(name) {
   $("field-lease").value ||= "60";
   $("field-budget").value ||= "5";
   $("field-owner").value ||= sessionStorage.getItem(OWNER) || "anonymous";
-  $("field-force").checked = false;
+  $("field-force").checked = $("field-trim").checked = false;
   for (const label of document.querySelectorAll("[data-field]")) {
     label.hidden = !action.fields.includes(label.dataset.field);
     for (const field of label.querySelectorAll("input, select")) field.disabled = label.hidden;
@@ -155,9 +156,9 @@ function showProblem(problem) {
 
 function showOutcome(operation, goesOn) {
   const done = operation.processes.filter((row) => row.ok).length;
-  const text = goesOn ? `${operation.kind} goes on: see the last operations.`
-    : `${sentence(`${operation.kind} ${operation.state} by ${done} of ${operation.processes.length} processes in ${seconds(operation.duration_s)}`)}`;
-  put($("outcome"), text);
+  const [going, finished] = OPERATIONS[operation.kind] || [operation.kind, `${operation.kind} ${operation.state}`];
+  put($("outcome"), goesOn ? `${going} goes on: see the last operations.`
+    : `${finished} in ${done} of ${operation.processes.length} processes, in ${seconds(operation.duration_s)}.`);
 }
 
 for (const button of document.querySelectorAll("[data-action]")) {

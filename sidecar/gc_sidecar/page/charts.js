@@ -1,11 +1,11 @@
 /* Pauses and memory over time, on canvas. */
 
-import { $, make, put } from "./dom.js";
-import { GENERATION, LENGTH, OBJECTS, PID, PLACE, SPAN_S, START, TRIGGER, isAt, now, pausesWithin, placeName, store } from "./store.js";
+import { $, cells, make, put, sayRoles } from "./dom.js";
+import { GENERATION, LENGTH, OBJECTS, PID, PLACE, SPAN_S, START, TRIGGER, earliest, isAt, now, pausesWithin, placeName, store } from "./store.js";
 import { link } from "./stream.js";
 import { verdictWord } from "./tables.js";
 import { tip } from "./tip.js";
-import { ROLES, SHORT_ROLES, clockTime, parseTime, seconds, size } from "./words.js";
+import { ROLES, SHORT_ROLES, clockTime, parseTime, seconds, size, timeOfDay } from "./words.js";
 
 const LISTED = 20;
 const TRIGGERS = {
@@ -15,10 +15,20 @@ const TRIGGERS = {
 
 // --- what is shown of the time ---
 
-const view = { span: 900, from: 0, to: 0, isFollowing: true };
+// `isFitted`: there is less than the span to see yet, and nobody has chosen one.
+const view = { span: 900, from: 0, to: 0, isFollowing: true, isFitted: true };
+const LEAST_S = 60;
 
 function follow() {
-  if (view.isFollowing) [view.from, view.to] = [now() - view.span, now()];
+  if (!view.isFollowing) return;
+  [view.from, view.to] = [now() - view.span, now()];
+  if (!view.isFitted) return;
+  const first = Math.min(earliest(), view.to - LEAST_S);
+  if (first > view.from) view.from = first;
+  else {
+    view.isFitted = false;
+    showView();
+  }
 }
 
 function show(from, to) {
@@ -34,17 +44,17 @@ function back() {
 
 export function showView() {
   for (const button of document.querySelectorAll("[data-span]")) {
-    const isIt = view.isFollowing && view.span === Number(button.dataset.span);
+    const isIt = view.isFollowing && !view.isFitted && view.span === Number(button.dataset.span);
     button.setAttribute("aria-pressed", String(isIt));
   }
-  put($("follow"), view.isFollowing ? "Pause" : "Follow");
+  put($("follow"), view.isFollowing ? "Hold" : "Follow");
   put($("shown"), view.isFollowing ? "" : `${clockTime(view.from)} to ${clockTime(view.to)}, held`);
   draw();
 }
 
 for (const button of document.querySelectorAll("[data-span]")) {
   button.addEventListener("click", () => {
-    view.span = Number(button.dataset.span);
+    Object.assign(view, { span: Number(button.dataset.span), isFitted: false });
     back();
   });
 }
@@ -70,7 +80,7 @@ const BAND = 18;
 const AXIS = 30;
 const [SHORTEST, LONGEST] = [Math.log10(0.0005), 1];
 const COLOURS = [
-  "auto", "asked", "explicit", "young", "clean", "dirty", "open", "ink", "faint", "line",
+  "auto", "asked", "explicit", "young", "clean", "dirty", "failed", "open", "ink", "faint", "line",
   "worker", "engine_core", "api_server",
 ];
 const colours = {};
@@ -80,10 +90,45 @@ export function readColours() {
   for (const name of COLOURS) colours[name] = style.getPropertyValue(`--${name}`).trim();
 }
 
+/* How long an automatic full collection may take by the policy that is in force. */
+function allowedS() {
+  const { policy } = store.state ?? {};
+  return policy?.mode === "budget" ? (policy.pause_budget_ms ?? 5) / 1000 : 0;
+}
+
 function colourOf(pause) {
   if (pause[GENERATION] !== 2) return "young";
   const trigger = pause[TRIGGER];
-  return trigger === "auto" || trigger === "explicit" ? trigger : "asked";
+  if (trigger === "auto") return pause[LENGTH] <= allowedS() ? "young" : "auto";
+  return trigger === "explicit" ? trigger : "asked";
+}
+
+function showLegend() {
+  const hasBudget = allowedS() > 0;
+  put($("legend-auto"), `full collection by Python itself${hasBudget ? ", longer than the budget" : ""}`);
+  put($("legend-young"), `young collection${hasBudget ? ", or one within the budget" : ""}`);
+}
+
+/* A band that can be told from others without its colour: not clean is in stripes, open hollow, not done crossed. */
+function paintBand(ctx, colour, left, top, width, ratio) {
+  const height = (BAND - 4) * ratio;
+  ctx.fillStyle = ctx.strokeStyle = colours[colour];
+  if (colour === "open") {
+    ctx.lineWidth = 2 * ratio;
+    ctx.strokeRect(left + ratio, top + ratio, Math.max(2 * ratio, width - 2 * ratio), height - 2 * ratio);
+  } else if (colour === "dirty") {
+    for (const part of [0, 2]) ctx.fillRect(left, top + (part * height) / 3, width, height / 3);
+  } else ctx.fillRect(left, top, width, height);
+  if (colour !== "failed") return;
+  const [x, y, arm] = [left + width / 2, top + height / 2, 5 * ratio];
+  ctx.strokeStyle = colours.ink;
+  ctx.lineWidth = 2 * ratio;
+  ctx.beginPath();
+  for (const way of [1, -1]) {
+    ctx.moveTo(x - arm, y - way * arm);
+    ctx.lineTo(x + arm, y + way * arm);
+  }
+  ctx.stroke();
 }
 
 const gutter = () => (document.documentElement.clientWidth < 640 ? 62 : 96);
@@ -92,7 +137,7 @@ const timeAxis = () => ({
   stroke: colours.faint, grid: { stroke: colours.line, width: 1 }, ticks: { stroke: colours.line, width: 1 },
   size: AXIS, font: "12px system-ui", space: 70,
   values: (_plot, splits, _axis, _space, step) => splits.map((at) => {
-    const text = clockTime(at);
+    const text = timeOfDay(at);
     if (step < 1) return `${text}.${String(Math.round((at % 1) * 1000)).padStart(3, "0")}`;
     return step < 60 ? text : text.slice(0, 5);
   }),
@@ -174,14 +219,14 @@ class Timeline {
       ctx.globalAlpha = 0.1;
       ctx.fillRect(x(start), bbox.top, (end - start) * scale, bbox.height);
       ctx.globalAlpha = 1;
-      ctx.fillRect(x(start), bbox.top + (BAND + 2) * ratio, Math.max(2 * ratio, (end - start) * scale), (BAND - 4) * ratio);
+      paintBand(ctx, colour, x(start), bbox.top + (BAND + 2) * ratio, Math.max(2 * ratio, (end - start) * scale), ratio);
     }
     for (const [start, end, colour] of bands(store.operations, operationBand)) {
       ctx.fillStyle = colours[colour];
       ctx.globalAlpha = 0.12;
       ctx.fillRect(x(start), bbox.top, Math.max(ratio, (end - start) * scale), bbox.height);
       ctx.globalAlpha = 1;
-      ctx.fillRect(x(start), bbox.top + 2 * ratio, Math.max(3 * ratio, (end - start) * scale), (BAND - 4) * ratio);
+      paintBand(ctx, colour, x(start), bbox.top + 2 * ratio, Math.max(3 * ratio, (end - start) * scale), ratio);
     }
     ctx.fillStyle = colours.line;
     for (let row = 0; row <= this.order.length; row++) ctx.fillRect(bbox.left, top + row * lane - ratio / 2, bbox.width, ratio);
@@ -205,13 +250,13 @@ class Timeline {
   /* What has not ended grows at the right edge. */
   paintCollecting(ctx, x, top, lane, ratio) {
     if (!store.state || !link.isLive) return;
-    ctx.fillStyle = colours.auto;
     ctx.globalAlpha = 0.5;
     for (const row of store.state.processes) {
       if (row.collecting_for_s === null) continue;
       const index = this.order.findIndex((place) => isAt(store.places[place], row));
       const lasted = row.collecting_for_s + now() - store.state.time;
       const height = share(lasted) * (lane - 3 * ratio);
+      ctx.fillStyle = lasted <= allowedS() ? colours.young : colours.auto;
       if (index >= 0) ctx.fillRect(x(now() - lasted), top + (index + 1) * lane - ratio - height, Math.max(2 * ratio, x(now()) - x(now() - lasted)), height);
     }
     ctx.globalAlpha = 1;
@@ -248,7 +293,7 @@ function* bands(map, bandOf) {
 
 function operationBand(operation) {
   const start = parseTime(operation.requested_at);
-  const colour = { applied: "asked", running: "open" }[operation.state] || "dirty";
+  const colour = { applied: "asked", running: "open" }[operation.state] || "failed";
   return [start, operation.duration_s === null ? now() : start + operation.duration_s, colour];
 }
 
@@ -263,7 +308,7 @@ function bandText(map, bandOf, textOf, at, slack) {
   return found && textOf(found);
 }
 
-const operationText = (each) => `${each.kind} ${each.state} by ${each.done} of ${each.asked} processes\n${clockTime(parseTime(each.requested_at))}, took ${seconds(each.duration_s)}, owner ${each.owner}${each.detail ? `\n${each.detail}` : ""}`;
+const operationText = (each) => `${each.kind}: ${each.state}, in ${each.done} of ${each.asked} processes\n${clockTime(parseTime(each.requested_at))}, took ${seconds(each.duration_s)}, owner ${each.owner}${each.detail ? `\n${each.detail}` : ""}`;
 const windowText = (each) => `window ${each.name ?? each.id}: ${verdictWord(each)}\n${clockTime(parseTime(each.opened_at))}, ${seconds(each.clean === null ? now() - parseTime(each.opened_at) : each.duration_s)}${each.reasons.length ? `\n${each.reasons.join("\n")}` : ""}`;
 
 function pauseText(place, at, slack) {
@@ -362,6 +407,7 @@ export function draw() {
     isDue = false;
     if (!store.places.length) return;
     if (link.isLive) follow();
+    showLegend();
     timeline.draw();
     // In a frame of its own, so that neither has the other wait.
     requestAnimationFrame(() => memoryChart.draw());
@@ -376,7 +422,9 @@ export function showListed() {
   const body = $("listed").querySelector("tbody");
   body.replaceChildren(...found.slice(0, LISTED).map((pause) => {
     const row = make("tr");
-    row.append(make("td", clockTime(pause[START])), make("td", placeName(store.places[pause[PLACE]])), make("td", seconds(pause[LENGTH]), "figure"), make("td", whatOf(pause)), make("td", pause[OBJECTS].toLocaleString(), "figure"));
+    const texts = [clockTime(pause[START]), placeName(store.places[pause[PLACE]]), seconds(pause[LENGTH]), whatOf(pause), pause[OBJECTS].toLocaleString()];
+    cells(row, ["", "", "figure", "wide", "figure"], ["when", "process", "length", "what", "objects"]).forEach((cell, index) => put(cell, texts[index]));
+    sayRoles(row);
     return row;
   }));
 }

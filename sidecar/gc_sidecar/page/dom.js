@@ -47,6 +47,22 @@ export class Rows {
   each(visit) { for (const row of this.rows.values()) visit(row); }
 }
 
-export function cells(row, kinds) {
-  return kinds.map((kind) => row.appendChild(make("td", "", kind)));
+/* The cells of a row; each has its label where the row is a card. */
+export function cells(row, kinds, labels) {
+  return kinds.map((kind, index) => labelled(row.appendChild(make("td", "", kind)), labels[index]));
 }
+
+export function labelled(cell, label) {
+  if (label) cell.dataset.label = label;
+  return cell;
+}
+
+/* Said in full: on a phone the rows are cards, and a browser may then take them for no table. */
+const ROLES = { TABLE: "table", THEAD: "rowgroup", TBODY: "rowgroup", TR: "row", TD: "cell" };
+export function sayRoles(top) {
+  for (const element of [top, ...top.querySelectorAll("thead, tbody, tr, th, td")]) {
+    if (element.closest(".cards") !== top.closest(".cards")) continue;
+    element.setAttribute("role", ROLES[element.tagName] || (element.scope === "row" ? "rowheader" : "columnheader"));
+  }
+}
+for (const table of document.querySelectorAll(".cards")) sayRoles(table);

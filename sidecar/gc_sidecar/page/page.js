@@ -5,10 +5,10 @@
 import { showActions } from "./actions.js";
 import { draw, readColours, showListed, showView } from "./charts.js";
 import { $, make, put } from "./dom.js";
-import { addMemory, addPauses, keepNewest, longestOwn, now, store } from "./store.js";
+import { addMemory, addPauses, keepNewest, now, store } from "./store.js";
 import { connect, endIfSilent, handlers, link, setToken } from "./stream.js";
 import { processRows, showOperations, showWindows } from "./tables.js";
-import { clockTime, digits, left, parseTime, seconds, sentence, several } from "./words.js";
+import { clockTime, digits, left, parseTime, sentence, zoneName } from "./words.js";
 
 handlers.events = {
   history(value) {
@@ -47,35 +47,18 @@ function verdict() {
     return ["unknown", "Not known.", `Not connected to the sidecar since ${clockTime(link.lostAt)}${why}. What is below is from then.`];
   }
   if (!state || !link.isLive) return ["unknown", "Not known.", "Waiting for the sidecar."];
-  const { policy, coverage, operation, processes, reasons, without_page } = state;
-  if (!state.ready) {
-    const first = reasons.find((reason) => reason.blocking);
-    return ["no", "No.", first ? sentence(first.detail) : "The engine cannot be seen."];
-  }
-  if (operation) return ["no", "Not at this moment.", `A ${operation.kind} is running: wait until it has ended.`];
-  if (policy.mode === "off") {
-    const longest = longestOwn();
-    const sofar = longest ? `; in the last hour for up to ${seconds(longest)}` : "";
-    const ended = policy.reason ? ` The last policy ended: ${sentence(policy.reason)}` : "";
-    return ["no", "No.", `Python's garbage collector works as usual and may stop any process at any moment${sofar}.${ended} Freeze before you measure.`];
-  }
-  const who =
-    `${policy.mode} by ${policy.owner}, in ${coverage.acknowledged} of ${coverage.expected} processes,` +
-    ` since ${clockTime(parseTime(policy.entered_at))}, until ${clockTime(parseTime(policy.lease_expires_at))}`;
-  if (coverage.acknowledged < coverage.expected) return ["no", "No.", `Not every process has the policy: ${who}.`];
-  const busy = processes.filter((row) => row.collecting_for_s !== null).length;
-  if (busy) return ["no", "Not at this moment.", `${several(busy, "process")} of the engine ${busy === 1 ? "stands" : "stand"} still for a collection.`];
-  if (without_page.length) {
-    return ["unknown", "Not known.", `${several(without_page.length, "process")} of the engine ${without_page.length === 1 ? "has" : "have"} no page that the sidecar can read, so whether a collection runs there is not seen.`];
-  }
-  const rest = parseTime(policy.lease_expires_at) - now();
-  if (rest < SHORT_S) return ["no", "Not for long.", `The policy ends ${rest > 0 ? `in ${left(rest)}` : "now"}: renew it before you measure, by the button that entered it.`];
-  if (policy.mode === "budget") return ["yes", "Yes,", `if pauses of about ${digits(policy.pause_budget_ms ?? 5)} ms do not matter: ${who}.`];
-  return ["yes", "Yes.", `No automatic full collection runs: ${who}.`];
+  const { policy, coverage, safe_to_measure } = state;
+  const { answer, word, why } = safe_to_measure;
+  if (policy.mode === "off") return [answer, word, why];
+  const what = policy.mode === "budget" ? `a budget of ${digits(policy.pause_budget_ms ?? 5)} ms` : policy.mode;
+  return [
+    answer,
+    word,
+    `${why} In force: ${what} by ${policy.owner}, in ${coverage.acknowledged} of ${coverage.expected} processes,` +
+      ` since ${clockTime(parseTime(policy.entered_at))}, until ${clockTime(parseTime(policy.lease_expires_at))}.`,
+  ];
 }
 
-// A policy that ends so soon is none to begin a measurement under.
-const SHORT_S = 60;
 const MARKS = { yes: "✓", no: "✗", unknown: "?" };
 
 function showVerdict() {
@@ -91,6 +74,7 @@ function showState() {
   const { state } = store;
   showVerdict();
   put($("link"), link.isLive ? "live" : link.lostAt ? `not connected since ${clockTime(link.lostAt)}` : "connecting");
+  put($("zone"), `times in ${zoneName()}`);
   $("main").classList.toggle("stale", !link.isLive);
   showToken();
   showActions();
@@ -158,8 +142,6 @@ setInterval(() => {
   tick();
   const isCollecting = store.state?.processes.some((row) => row.collecting_for_s !== null);
   if (isCollecting || beats % 4 === 0) draw();
-  // A lease runs out between two updates, too.
-  if (beats % 4 === 0) showVerdict();
   if (beats % 8 === 0) showListed();
   beats++;
 }, 250);

@@ -1,6 +1,6 @@
 /* What is known: the last hour, bounded here as it is in the sidecar. */
 
-import { ROLES } from "./words.js";
+import { ROLES, parseTime } from "./words.js";
 
 export const SPAN_S = 3600;
 const KEPT_PAUSES = 20000;
@@ -57,6 +57,15 @@ function firstAfter(lane, at) {
   return low;
 }
 
+/* When the first began of all that is kept; Infinity where nothing is. */
+export function earliest() {
+  return Math.min(
+    ...store.memoryTimes.slice(0, 1), ...store.lanes.map((lane) => lane?.[0]?.[START] ?? Infinity),
+    ...[...store.operations.values()].map((each) => parseTime(each.requested_at)),
+    ...[...store.windows.values()].map((each) => parseTime(each.opened_at)),
+  );
+}
+
 /* The pauses of a place that reach into a stretch of time. */
 export function* pausesWithin(place, from, to) {
   const lane = store.lanes[place] || [];
@@ -94,18 +103,6 @@ export function placeName([role, dpRank, rank], names = ROLES) {
 }
 
 export const isAt = ([role, dp, rank], row) => role === row.role && dp === row.dp_rank && rank === row.rank;
-
-/* The longest full collection that Python began by itself. */
-export function longestOwn() {
-  let longest = 0;
-  const oldest = now() - SPAN_S;
-  for (const lane of store.lanes) {
-    for (const pause of lane || []) {
-      if (pause[START] >= oldest && pause[TRIGGER] === "auto" && pause[GENERATION] === 2) longest = Math.max(longest, pause[LENGTH]);
-    }
-  }
-  return longest;
-}
 
 /* The length of the newest full collection of a process. */
 export function lastFull(row) {

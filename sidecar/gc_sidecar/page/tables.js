@@ -1,6 +1,6 @@
 /* The tables: processes, operations, windows. */
 
-import { $, Rows, cells, make, put } from "./dom.js";
+import { $, Rows, cells, labelled, make, put, sayRoles } from "./dom.js";
 import { lastFull, now, placeName, store } from "./store.js";
 import { ask, link } from "./stream.js";
 import { clockTime, parseTime, roleName, seconds, signed, size } from "./words.js";
@@ -15,18 +15,13 @@ const STATES = {
 
 export const processRows = new Rows($("processes").tBodies[0], () => {
   const element = make("tr");
-  const head = element.appendChild(make("th"));
+  const head = element.appendChild(make("th", "", "wide"));
   head.scope = "row";
   const name = head.appendChild(make("span"));
   const figures = Array(5).fill("figure");
-  const [state, busy, last, longest, memory, growth, pid] = cells(element, ["", "", ...figures]);
-  // Said in full: on a phone the rows are cards, and a browser may then take them for no table.
-  element.setAttribute("role", "row");
-  head.setAttribute("role", "rowheader");
-  for (const cell of element.querySelectorAll("td")) cell.setAttribute("role", "cell");
-  for (const [cell, label] of [[busy, "now"], [last, "last"], [longest, "longest"], [memory, "memory"], [growth, "growth"], [pid, "pid"]]) {
-    cell.dataset.label = label;
-  }
+  const labels = ["", "now", "last", "longest", "memory", "growth", "pid"];
+  const [state, busy, last, longest, memory, growth, pid] = cells(element, ["", "", ...figures], labels);
+  sayRoles(element);
   const word = state.appendChild(make("span"));
   const reason = state.appendChild(make("small"));
   let current = null;
@@ -67,7 +62,9 @@ export function showOperations() {
 
 const operationRows = new Rows($("operations").tBodies[0], (first) => {
   const element = make("tr");
-  const [when, what, result, took, owner, done] = cells(element, ["", "", "", "figure", "", ""]);
+  const [when, what, result, took, owner, done] = cells(
+    element, ["", "wide", "whole", "figure", "", ""], ["when", "what", "", "took", "owner", "done by"],
+  );
   const word = result.appendChild(make("span"));
   const detail = result.appendChild(make("small"));
   const count = done.appendChild(make("span"));
@@ -79,6 +76,8 @@ const operationRows = new Rows($("operations").tBodies[0], (first) => {
   inner.hidden = true;
   const box = inner.appendChild(make("td", "", "inner"));
   box.colSpan = 6;
+  sayRoles(element);
+  sayRoles(inner);
   async function load() {
     const { body } = await ask("GET", `gc/operations/${encodeURIComponent(first.id)}`);
     box.replaceChildren(body?.operation ? outcomes(body.operation) : make("p", body?.detail ?? "The sidecar did not answer."));
@@ -100,8 +99,8 @@ const operationRows = new Rows($("operations").tBodies[0], (first) => {
       put(when, clockTime(parseTime(operation.requested_at)));
       put(what, operation.kind);
       const kind = { applied: "good", running: "wait", partial: "wait" }[operation.state] || "bad";
-      if (result.className !== kind) result.className = kind;
       put(word, operation.state);
+      if (!result.classList.contains(kind)) result.className = `whole ${kind}`;
       put(detail, operation.detail ?? "");
       put(took, seconds(operation.duration_s));
       put(owner, operation.owner);
@@ -112,7 +111,7 @@ const operationRows = new Rows($("operations").tBodies[0], (first) => {
 });
 
 function outcomes(operation) {
-  const table = make("table");
+  const table = make("table", "", "cards");
   const head = table.createTHead().insertRow();
   for (const [title, kind] of [["Process"], ["Result"], ["Pause", "figure"], ["Objects collected", "figure"], ["Memory", "figure"]]) {
     const cell = head.appendChild(make("th", title, kind));
@@ -124,12 +123,14 @@ function outcomes(operation) {
     const cell = line.appendChild(make("th", placeName([row.role, row.dp_rank, row.rank])));
     cell.scope = "row";
     cell.append(make("small", row.pid === null ? "" : `pid ${row.pid}`));
-    const result = line.appendChild(make("td", row.ok ? "ok" : row.code ?? "no", row.ok ? "good" : "bad"));
+    const result = line.appendChild(make("td", row.ok ? "ok" : row.code ?? "no", `wide ${row.ok ? "good" : "bad"}`));
     if (row.detail) result.append(make("small", row.detail));
-    line.append(make("td", seconds(row.pause_s), "figure"));
-    line.append(make("td", row.collected_objects === null ? "–" : row.collected_objects.toLocaleString(), "figure"));
-    line.append(make("td", signed(row.resident_delta_bytes), "figure"));
+    const collected = row.collected_objects === null ? "–" : row.collected_objects.toLocaleString();
+    for (const [label, text] of [["pause", seconds(row.pause_s)], ["objects", collected], ["memory", signed(row.resident_delta_bytes)]]) {
+      line.append(labelled(make("td", text, "figure"), label));
+    }
   }
+  sayRoles(table);
   return table;
 }
 
@@ -139,7 +140,10 @@ export function showWindows() {
 
 const windowRows = new Rows($("windows").tBodies[0], () => {
   const element = make("tr");
-  const [when, name, verdictCell, length, why] = cells(element, ["", "", "", "figure", "lines"]);
+  const [when, name, verdictCell, length, why] = cells(
+    element, ["", "wide", "", "wide figure", "whole lines"], ["opened", "window", "", "length", "why"],
+  );
+  sayRoles(element);
   const title = name.appendChild(make("span"));
   const id = name.appendChild(make("small"));
   return {

@@ -36,7 +36,25 @@ export function left(value) {
 }
 
 const timeFormat = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
-export const clockTime = (at) => (at ? timeFormat.format(new Date(at * 1000)) : "–");
+const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const zoneFormat = new Intl.DateTimeFormat("en-GB", { timeZoneName: "shortOffset" });
+export const timeOfDay = (at) => timeFormat.format(new Date(at * 1000));
+
+/* With its date, unless that is of today. */
+export function clockTime(at) {
+  if (!at) return "–";
+  const moment = new Date(at * 1000);
+  const isToday = moment.toDateString() === new Date().toDateString();
+  return isToday ? timeOfDay(at) : `${dayFormat.format(moment)} ${timeOfDay(at)}`;
+}
+
+/* The browser's own zone, in which all times are told. */
+export function zoneName() {
+  const offset = zoneFormat.formatToParts(new Date()).find((part) => part.type === "timeZoneName").value.replace("GMT", "UTC");
+  const { timeZone } = zoneFormat.resolvedOptions();
+  return timeZone && timeZone !== offset ? `${offset}, ${timeZone}` : offset;
+}
+
 export const parseTime = (text) => (text ? Date.parse(text) / 1000 : null);
 export const several = (count, what) => (count === 1 ? `1 ${what}` : `${count} ${what}es`);
 
@@ -44,4 +62,13 @@ export function roleName(process) {
   return (process.roles || [process.role]).map((role) => ROLES[role] || role).join(" + ");
 }
 
-export const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;
+/* Only a plain word gets a capital letter: an identifier (api_server, bench-1, worker dp0) stays as it is written. */
+const PLAIN_LETTER = /^[a-z](?=[a-z']*([ ,;:]|\.?$))(?!\w+ dp\d)/;
+export const sentence = (text) => `${text.replace(PLAIN_LETTER, (letter) => letter.toUpperCase())}${text.endsWith(".") ? "" : "."}`;
+
+/* An operation while it goes on, and once it has been done. */
+export const OPERATIONS = {
+  freeze: ["Entering a freeze", "Freeze entered"], budget: ["Entering a budget", "Budget entered"],
+  maintain: ["Maintenance", "Maintenance done"], restore: ["Restoring normal GC", "Normal GC restored"],
+  lease: ["Renewing the lease", "Lease renewed"],
+};

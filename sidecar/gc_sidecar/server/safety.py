@@ -194,4 +194,7 @@ def _unclean(span_s: float, longest: SeenPause | None, stall_s: float) -> str | 
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!")) else ".")
+    """A sentence of it; a name with which it begins stays as it is written (`worker dp0 rank 1`)."""
+    first = text.partition(" ")
+    is_name = not first[0].isalpha() or first[2].startswith("dp")
+    return (text if is_name else text[:1].upper() + text[1:]) + ("" if text.endswith(".") else ".")
