@@ -59,10 +59,19 @@ VERBS = {
     "doctor": Verb("gc_sidecar_agent.commands.doctor", "find what keeps the agent out of vLLM"),
 }
 
+# What needs more than Python alone: it comes with the whole package.
+PACKAGE_VERBS = ("serve", "top", "export", "install-agent", "sweep", "demo")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb of the thin client and return its exit code."""
-    return dispatch(VERBS, argv, version=__version__)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verb = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if verb in PACKAGE_VERBS:
+        where = f"`gc-sidecar {verb}` comes with the sidecar's package or image"
+        print(f"gc-sidecar: {where}; here are: {', '.join(VERBS)}", file=sys.stderr)
+        return EXIT_USAGE
+    return dispatch(VERBS, arguments, version=__version__)
 
 
 def dispatch(verbs: Mapping[str, Verb], argv: Sequence[str] | None, version: str) -> int:

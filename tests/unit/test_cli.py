@@ -20,6 +20,8 @@ import pytest
 from gc_sidecar import __version__
 from gc_sidecar.__main__ import VERBS, main
 from gc_sidecar.commands import demo
+from gc_sidecar_agent.cli import PACKAGE_VERBS
+from gc_sidecar_agent.cli import VERBS as CLIENT_VERBS
 from gc_sidecar_agent.client import Client
 from tests.unit.agent.test_client import Reply, StandInSidecar
 
@@ -50,6 +52,10 @@ def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_verb_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["thaw"]) == 2
     assert "thaw" in capsys.readouterr().err
+
+
+def test_every_verb_that_the_thin_client_lacks_is_told_there() -> None:
+    assert set(PACKAGE_VERBS) == set(VERBS) - set(CLIENT_VERBS)
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
@@ -140,7 +146,7 @@ CHANGE = "-X POST 'http://sidecar/gc/{}?format=table'"
 CURLS = [
     CHANGE.format("maintain"),
     CHANGE.format("freeze"),
-    "-X POST 'http://sidecar/gc/windows?window_id=frozen'",
+    "-X POST 'http://sidecar/gc/windows?window_id=frozen&format=table'",
     "http://engine/v1/completions -d '{...}'   # 100 times",
     "-X POST 'http://sidecar/gc/windows/frozen/close?format=table'",
     "http://sidecar/gc",
@@ -182,8 +188,10 @@ def operation(kind: str, **rest: Any) -> Reply:
 
 WINDOW = {
     "id": "frozen",
+    "state": "closed",
     "duration_s": 2.0,
     "verdict": {
+        "clean": True,
         "stalls": [{"dp_rank": 0, "stall_s": 0.004, "share": 0.002}],
         "longest_pause": {"duration_s": 0.0012},
     },
@@ -264,6 +272,7 @@ def test_the_demo_tells_the_story_with_curl_lines_and_leaves_nothing(
     assert "The engine takes no step for 310 ms" in out
     assert "coverage 4 of 4, after 400 ms" in out
     said = " ".join(out.split())
+    assert "window frozen is closed: clean, 2.00 s" in said
     assert "4.00 ms of 2.00 s were GC (0.20 %), and its longest pause took 1.20 ms" in said
     assert "1,000 objects reclaimed, memory -4.00 KiB, longest pause 310 ms" in said
     assert "Objects freed are not bytes returned" in said

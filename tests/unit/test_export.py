@@ -45,7 +45,12 @@ _no_variables = pytest.fixture(autouse=True)(no_variables_of_ours)
 def sidecar(monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringSidecar]:
     with AnsweringSidecar() as stand_in:
         stand_in.answers = {
-            "/gc/pauses": {"pauses": [pause(started_at=BEGAN)], "matching": 1, "lost": 0},
+            "/gc/pauses": {
+                "pauses": [pause(started_at=BEGAN)],
+                "matching": 1,
+                "lost": 0,
+                "complete_since": "2026-12-01T08:00:00Z",
+            },
             "/gc/operations": {"operations": [OPERATION]},
             "/gc/windows": {"windows": [WINDOW]},
             "/gc/windows/w-1": {"window": {**WINDOW, "verdict": VERDICT}},
@@ -195,21 +200,83 @@ def test_what_ended_before_is_left_out(
     }
 
 
-def test_more_than_the_sidecar_tells_at_once_is_asked_for_by_generation_and_the_rest_is_told(
+MOST = 2
+PLACES = [("worker", 0, 0), ("worker", 0, 1), ("engine_core", 0, 0)]
+
+
+def tells_at_most(
+    sidecar: AnsweringSidecar, pauses: list[dict[str, Any]], rows: list[tuple[str, int, int]]
+) -> None:
+    """Let it answer like a sidecar that tells MOST at once, of an engine with these processes."""
+    names = ("role", "dp_rank", "rank", "gc_generation")
+
+    def answer(query: dict[str, list[str]]) -> dict[str, Any]:
+        asked = {name: query[name][0] for name in names if name in query}
+        found = [
+            each
+            for each in pauses
+            if all(
+                value in (each["roles"] if name == "role" else [str(each[name])])
+                for name, value in asked.items()
+            )
+        ]
+        newest = sorted(found, key=lambda each: str(each["started_at"]), reverse=True)
+        since = "2026-12-01T08:00:00.000Z"
+        return {"pauses": newest[:MOST], "matching": len(found), "complete_since": since}
+
+    sidecar.answers["/gc/pauses"] = answer
+    processes = [dict(zip(names, row, strict=False)) for row in rows]
+    sidecar.answers["/gc"] = {"processes": processes}
+
+
+def numbered(number: int, role: str, dp_rank: int, rank: int, **rest: Any) -> dict[str, Any]:
+    place = {"role": role, "roles": [role], "dp_rank": dp_rank, "rank": rank}
+    return pause(started_at=f"2026-12-01T09:00:{number:02d}.000Z", **{**place, **rest})
+
+
+def test_all_that_the_sidecar_has_is_asked_for_by_generation_and_by_process(
     sidecar: AnsweringSidecar, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def by_generation(query: dict[str, list[str]]) -> dict[str, Any]:
-        generation = int(query.get("gc_generation", ["2"])[0])
-        return {"pauses": [pause(gc_generation=generation)], "matching": 3 - generation}
-
-    sidecar.answers["/gc/pauses"] = lambda query: (
-        by_generation(query) if "gc_generation" in query else {"pauses": [pause()], "matching": 6}
-    )
+    generations = [0, 2] * len(PLACES)
+    pauses = [
+        numbered(number, *place, gc_generation=generation)
+        for number, (place, generation) in enumerate(zip(2 * PLACES, generations, strict=True))
+    ]
+    # Whoever is in two roles is asked for twice, and told once.
+    pauses.append(numbered(30, "engine_core", 0, 0, roles=["engine_core", "worker"]))
+    tells_at_most(sidecar, pauses, PLACES)
     assert main(["export"]) == 0
     captured = capsys.readouterr()
-    found = slices(json.loads(captured.out), "gc")
-    assert sorted(each["args"]["gc_generation"] for each in found) == [0, 1, 2]
+    trace = json.loads(captured.out)
+    assert len(slices(trace, "gc")) == len(pauses)
+    assert "left out" not in captured.err
+    assert trace["otherData"]["complete_since"] == "2026-12-01T08:00:00.000Z"
+
+
+def test_what_the_sidecar_does_not_tell_is_left_out_and_it_is_told_from_when_on_all_is_there(
+    sidecar: AnsweringSidecar, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses = [numbered(number, *PLACES[0]) for number in range(5)]
+    tells_at_most(sidecar, [*pauses, numbered(1, *PLACES[1])], PLACES)
+    assert main(["export"]) == 0
+    captured = capsys.readouterr()
+    trace = json.loads(captured.out)
+    assert len(slices(trace, "gc")) == MOST + 1
     assert "3 older pauses are left out" in captured.err
+    assert "complete from 2026-12-01T09:00:03.000Z on" in captured.err
+    assert trace["otherData"]["complete_since"] == "2026-12-01T09:00:03.000Z"
+
+
+def test_where_a_process_is_gone_whose_place_nobody_knows_the_newest_are_taken(
+    sidecar: AnsweringSidecar, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses = [numbered(number, *PLACES[number > 2]) for number in range(5)]
+    tells_at_most(sidecar, pauses, [])
+    assert main(["export", "--full"]) == 0
+    captured = capsys.readouterr()
+    assert [each["args"]["rank"] for each in slices(json.loads(captured.out), "gc")] == [1, 1]
+    assert "3 older pauses are left out" in captured.err
+    assert "complete from 2026-12-01T09:00:03.000Z on" in captured.err
 
 
 @pytest.mark.parametrize("name", ["gc.json", "gc.json.gz"])
@@ -222,7 +289,10 @@ def test_a_file_is_written_and_what_is_in_it_is_told(
     assert len(slices(trace, "gc")) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "has 1 pauses, 1 operations, 1 windows" in captured.err
+    assert (
+        "has 1 pauses, 1 operations, 1 windows; complete from 2026-12-01T08:00:00Z on"
+        in captured.err
+    )
 
 
 def test_a_file_that_cannot_be_written_is_exit_code_1(

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 import gc_sidecar
 from gc_sidecar.embedded.live import LiveView, Rung, Seen, Step, terminal_width
 from gc_sidecar.install import install_agent
+from gc_sidecar.server.verdicts import DEFAULT_MAX_STALL_SHARE
 from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from gc_sidecar_agent.client import Answer, Client, ClientError, Unreachable
 from gc_sidecar_agent.commands import output
@@ -278,7 +279,7 @@ def play(stage: Stage, start_engine: Callable[[Stage], Engine]) -> None:
     )
 
     _act("3. The same work, frozen" if live is not None else f"3. {STREAM}")
-    _open_window(client)
+    _open_window(client, engine)
     if live is not None:
         _watch_frozen(live)
     else:
@@ -329,15 +330,18 @@ def _ask_for_a_collection(client: Client) -> None:
     )
 
 
-def _open_window(client: Client) -> None:
-    _say(
-        "A window says at its end how much of what it covers was GC. Young collections stay on, and here, where"
-        f" objects are made all the time, they may take up to {STALL_SHARE:.0%} of it (5% unless one says so):"
-    )
-    _command(
-        f"curl -X POST '{client.url}/gc/windows?window_id={WINDOW}&max_stall_share={STALL_SHARE:g}&format=table'"
-    )
-    client.request("POST", "/gc/windows", {"window_id": WINDOW, "max_stall_share": STALL_SHARE})
+def _open_window(client: Client, engine: Engine) -> None:
+    _say("A window says at its end how much of what it covers was GC:")
+    fields: dict[str, object] = {"window_id": WINDOW}
+    if engine.is_embedded:
+        fields["max_stall_share"] = STALL_SHARE
+        _say(
+            "Young collections stay on, and where objects are made all the time, as here, they may take up to"
+            f" {STALL_SHARE:.0%} of it, instead of the usual {DEFAULT_MAX_STALL_SHARE:.0%}."
+        )
+    query = "&".join(f"{name}={value}" for name, value in fields.items())
+    _command(f"curl -X POST '{client.url}/gc/windows?{query}&format=table'")
+    client.request("POST", "/gc/windows", fields)
 
 
 def _close_window(client: Client) -> None:

@@ -23,6 +23,7 @@ from gc_sidecar import __version__
 from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from gc_sidecar_agent.client import Client, ClientError
 from gc_sidecar_agent.commands.options import (
+    ASKING_CODES,
     UsageError,
     add_client_arguments,
     add_option,
@@ -30,7 +31,7 @@ from gc_sidecar_agent.commands.options import (
     make_client,
     warn,
 )
-from gc_sidecar_agent.commands.output import print_error, role, word
+from gc_sidecar_agent.commands.output import print_error, role, rows_of, word
 from gc_sidecar_agent.commands.pauses import (
     MOST,
     add_filter_arguments,
@@ -48,7 +49,8 @@ those of the wall clock, as in a trace of PyTorch's profiler, over which it can 
 """
 
 EXAMPLES = """\
-  gc-sidecar export --out gc.json.gz --since 10m
+  gc-sidecar export --out gc.json.gz --since 10m                         # everything
+  gc-sidecar export --out gc.json.gz --since 1h --min-duration 1ms       # without the many short ones
   gc-sidecar export --full --since 2026-12-01T09:00:00Z > gc.json
   gc-sidecar export --out gc.json --base-time rank0.pt.trace.json.gz     # counts from where that one does
 """
@@ -58,6 +60,8 @@ FORMATS = ("perfetto",)
 OWN_IDS = 1 << 23
 MICRO = 1000
 GENERATIONS = (2, 1, 0)
+# What names the place of a process in the engine, for as long as it lives and after it.
+PLACE = ("role", "dp_rank", "rank")
 # In the header of a trace of PyTorch's profiler: what its times count from, in nanoseconds since 1970.
 BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 CHUNK = 1 << 20
@@ -65,7 +69,7 @@ CHUNK = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `export`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
+    describe(parser, DESCRIPTION, EXAMPLES, ASKING_CODES)
     add_option(
         parser, "--format", metavar="FORMAT", environment=False,
         help=f"what to write: {', '.join(FORMATS)} (the default)",
@@ -107,9 +111,11 @@ def run(args: argparse.Namespace) -> int:
     for note in memories.notes:
         warn(f"export: {note}")
     if args.out is not None:
+        since = memories.complete_since
         warn(
             f"export: {args.out} has {len(memories.pauses):,} pauses, {len(memories.operations):,}"
             f" operations, {len(memories.windows):,} windows"
+            + (f"; complete from {word(since)} on" if since else "")
         )
     return EXIT_OK
 
@@ -147,30 +153,75 @@ def remember(client: Client, wanted: dict[str, Any]) -> Memories:
 
 def _remember_pauses(client: Client, wanted: dict[str, Any], memories: Memories) -> None:
     document = ask_pauses(client, {**wanted, "limit": MOST})
-    documents = [document]
-    if _more(document) and wanted.get("gc_generation") is None:
-        # It tells only so many at once, but so many of each generation.
-        documents = [
-            ask_pauses(client, {**wanted, "gc_generation": generation, "limit": MOST})
-            for generation in GENERATIONS
-        ]
-    pauses = [pause for each in documents for pause in pauses_of(each)]
-    memories.pauses = sorted(pauses, key=_begun_us)
-    memories.complete_since = document.get("complete_since")
+    parts = [_Part(wanted, document)]
+    if parts[0].left_out:
+        # It tells only so many at once, but so many of each generation in each place.
+        parts = list(_by_place(client, _by_generation(client, parts[0])))
+    memories.pauses = sorted((pause for part in parts for pause in part.pauses), key=_begun_us)
     memories.lost = document.get("lost") or 0
-    left_out = sum(map(_more, documents))
+    memories.complete_since = max(
+        (part.complete_since for part in parts if part.complete_since is not None),
+        key=lambda text: microseconds_of(text) or 0,
+        default=None,
+    )
+    left_out = sum(part.left_out for part in parts)
     if left_out:
         memories.notes.append(
-            f"{left_out:,} older pauses are left out, for the sidecar tells {MOST:,} at once:"
-            " --since, --min-duration and --full ask for fewer"
+            f"{left_out:,} older pauses are left out, for the sidecar tells {MOST:,} at once; complete"
+            f" from {word(memories.complete_since)} on (--min-duration and --full ask for fewer)"
         )
     if memories.lost:
         memories.notes.append(f"of {memories.lost:,} pauses no record came")
 
 
-def _more(document: dict[str, Any]) -> int:
-    matching = document.get("matching")
-    return max(0, matching - len(pauses_of(document))) if isinstance(matching, int) else 0
+class _Part:
+    """What was told to one question for pauses. Of a `role`, those of a process that has it first: who has two
+    would be told twice."""
+
+    def __init__(self, wanted: dict[str, Any], document: dict[str, Any]) -> None:
+        told = pauses_of(document)
+        matching = document.get("matching")
+        self.wanted = wanted
+        self.matching = matching if isinstance(matching, int) else len(told)
+        self.left_out = max(0, self.matching - len(told))
+        self.pauses = [pause for pause in told if wanted.get("role") in (None, pause.get("role"))]
+        # What began before the oldest that is told may be left out.
+        self.complete_since = (
+            told[0].get("started_at") if self.left_out and told else document.get("complete_since")
+        )
+
+
+def _by_generation(client: Client, part: _Part) -> list[_Part]:
+    if part.wanted.get("gc_generation") is not None:
+        return [part]
+    return [
+        _ask(client, {**part.wanted, "gc_generation": generation}) for generation in GENERATIONS
+    ]
+
+
+def _by_place(client: Client, parts: Iterable[_Part]) -> Iterator[_Part]:
+    rows: list[dict[str, Any]] | None = None
+    for part in parts:
+        if not part.left_out:
+            yield part
+            continue
+        rows = rows_of(client.get_status().body) if rows is None else rows
+        places = {_place(each) for each in (*rows, *part.pauses)}
+        of_places = [
+            _ask(client, {**part.wanted, **dict(zip(PLACE, place, strict=True))})
+            for place in sorted(places, key=str)
+        ]
+        # Those of a process that is gone, and whose place nobody has taken, may be found nowhere: then the newest.
+        is_all = sum(len(each.pauses) + each.left_out for each in of_places) >= part.matching
+        yield from of_places if is_all else [part]
+
+
+def _ask(client: Client, wanted: dict[str, Any]) -> _Part:
+    return _Part(wanted, ask_pauses(client, {**wanted, "limit": MOST}))
+
+
+def _place(process: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(process.get(name) for name in PLACE)
 
 
 def _windows(client: Client) -> Iterator[dict[str, Any]]:

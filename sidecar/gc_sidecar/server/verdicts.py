@@ -26,6 +26,7 @@ from gc_sidecar.server.roster import Roster, Row
 from gc_sidecar.server.sight import PageReading
 from gc_sidecar_agent.agent import ROLES
 from gc_sidecar_agent.command import POLICY_KINDS
+from gc_sidecar_agent.commands.output import seconds, size
 
 DEFAULT_MAX_PAUSE_MS = 50.0
 DEFAULT_MAX_STALL_SHARE = 0.05
@@ -47,11 +48,17 @@ class Limits:
         """The longest in ms that a lockstep group may be held up in a window so long, and a word on it."""
         limits = [(math.inf, "none")]
         if self.max_stall_ms is not None:
-            limits.append((self.max_stall_ms, f"{self.max_stall_ms:g}"))
+            limits.append((self.max_stall_ms, _limit(self.max_stall_ms)))
         if self.max_stall_share is not None:
             # One pause that is short enough is clean in however short a window.
             most_ms = max(self.max_pause_ms, 1000 * duration_s * self.max_stall_share)
-            limits.append((most_ms, f"{most_ms:.1f} ({self.max_stall_share:.3g} of the window)"))
+            share = f"{100 * self.max_stall_share:.3g} % of the window"
+            told = (
+                f"{seconds(most_ms / 1000)} ({share})"
+                if most_ms > self.max_pause_ms
+                else f"{_limit(most_ms)} (that of a single pause: {share} is less)"
+            )
+            limits.append((most_ms, told))
         return min(limits)
 
 
@@ -474,23 +481,23 @@ def _over_limits(
         for pause in unfinished:
             if pause.gc_generation is None and 1000 * pause.duration_s > limits.max_pause_ms:
                 detail = (
-                    f"{key}: a young collection that still runs, of {1000 * pause.duration_s:.1f} ms so"
-                    f" far, the limit is {limits.max_pause_ms:g}"
+                    f"{key}: a young collection that still runs, of {seconds(pause.duration_s)} so far,"
+                    f" the limit is {_limit(limits.max_pause_ms)}"
                 )
                 reasons.append(Reason("pause_over_limit", detail))
         for generation, each in zip(GENERATIONS, process.generations, strict=True):
             of_it = [pause.duration_s for pause in unfinished if pause.gc_generation == generation]
-            longest_ms = 1000 * max([each.longest_s, *of_it])
-            if longest_ms > limits.max_pause_ms:
+            longest_s = max([each.longest_s, *of_it])
+            if 1000 * longest_s > limits.max_pause_ms:
                 detail = (
-                    f"{key}: a gen{generation} collection of {longest_ms:.1f} ms, the limit is"
-                    f" {limits.max_pause_ms:g}"
+                    f"{key}: a {_collections(generation)} of {seconds(longest_s)}, the limit is"
+                    f" {_limit(limits.max_pause_ms)}"
                 )
                 reasons.append(Reason("pause_over_limit", detail))
             if 1000 * each.lost_s > limits.max_pause_ms:
                 detail = (
-                    f"{key}: the records of {each.lost} gen{generation} collections are lost, which"
-                    f" took {1000 * each.lost_s:.1f} ms together"
+                    f"{key}: the records of {each.lost:,} {_collections(generation, each.lost)} are"
+                    f" lost, which took {seconds(each.lost_s)} together"
                 )
                 reasons.append(Reason("lost_records", detail))
         growth = process.growth_bytes
@@ -501,7 +508,7 @@ def _over_limits(
                 reasons.append(
                     Reason(
                         "growth_over_limit",
-                        f"{key}: grew by {growth} bytes, the limit is {limits.max_growth_bytes}",
+                        f"{key}: grew by {size(growth)}, the limit is {size(limits.max_growth_bytes)}",
                     )
                 )
     return reasons
@@ -523,17 +530,29 @@ def _stalls_over(
         seen_ms, lost_ms = 1000 * stalls.get(dp_rank, 0.0), 1000 * lost_s.get(dp_rank, 0.0)
         if seen_ms > limit_ms:
             detail = (
-                f"dp{dp_rank}: pauses held it up for {seen_ms:.1f} ms in all, the limit is {limit}"
+                f"dp{dp_rank}: pauses held it up for {seconds(seen_ms / 1000)} in all,"
+                f" the limit is {limit}"
             )
             reasons.append(Reason("stall_over_limit", detail))
         elif seen_ms + lost_ms > limit_ms:
             detail = (
-                f"dp{dp_rank}: pauses held it up for {seen_ms:.1f} ms in all, and those whose"
-                f" records are lost for up to {lost_ms:.1f} ms more"
+                f"dp{dp_rank}: pauses held it up for {seconds(seen_ms / 1000)} in all, and those whose"
+                f" records are lost for up to {seconds(lost_ms / 1000)} more"
             )
             reasons.append(Reason("lost_records", detail))
     return reasons
 
 
 def _policy(desired: Desired) -> str:
-    return f"{desired.mode} (generation {desired.generation})"
+    return f"{desired.mode} (policy generation {desired.generation})"
+
+
+def _collections(generation: int, how_many: int = 1) -> str:
+    """What collections of a GC generation are called."""
+    noun = "collection" if how_many == 1 else "collections"
+    return f"full {noun}" if generation == 2 else f"young {noun} (gen{generation})"
+
+
+def _limit(milliseconds: float) -> str:
+    """A limit as somebody gave it, in the unit that fits."""
+    return f"{milliseconds:g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:g} s"

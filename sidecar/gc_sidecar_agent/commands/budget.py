@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from gc_sidecar_agent.cli import EXIT_CODES
 from gc_sidecar_agent.client import Answer, Client
 from gc_sidecar_agent.command import DEFAULT_BUDGET_MS, MINIMUM_BUDGET_MS
 from gc_sidecar_agent.commands.options import (
@@ -28,7 +29,8 @@ collecting what dies young, so memory follows what is alive. All processes or no
 changed is rolled back if one does not acknowledge.
 
 The policy lasts for its lease (one hour unless you say otherwise) and then each process puts
-itself back, whatever became of the sidecar or of you. Garbage in cycles that was alive when a part
+itself back, whatever became of the sidecar or of you. The lease counts from the request, so a slow
+first collection is part of it. Garbage in cycles that was alive when a part
 of the heap was frozen waits for `gc-sidecar maintain`.
 """
 
@@ -41,7 +43,7 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `budget`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
+    describe(parser, DESCRIPTION, EXAMPLES, EXIT_CODES)
     add_option(
         parser,
         "--pause-budget",

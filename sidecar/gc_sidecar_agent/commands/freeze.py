@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from gc_sidecar_agent.cli import EXIT_CODES
 from gc_sidecar_agent.client import Answer, Client
 from gc_sidecar_agent.commands.options import (
     add_change_arguments,
@@ -26,7 +27,8 @@ collector's sight, and from then on runs no automatic full collection. All proce
 was changed is rolled back if one does not acknowledge.
 
 The policy lasts for its lease (one hour unless you say otherwise) and then each process puts
-itself back, whatever became of the sidecar or of you. Freeze again as the same owner to renew.
+itself back, whatever became of the sidecar or of you. The lease counts from the request, so a slow
+first collection is part of it. Freeze again as the same owner to renew.
 Cyclic garbage waits for `gc-sidecar maintain`, so run that between two measurements.
 """
 
@@ -41,7 +43,7 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `freeze`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
+    describe(parser, DESCRIPTION, EXAMPLES, EXIT_CODES)
     add_option(
         parser,
         "--interval",

@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import Any
 
+from gc_sidecar_agent.cli import EXIT_CODES
 from gc_sidecar_agent.client import Answer, Client
 from gc_sidecar_agent.command import MAXIMUM_DEADLINE_S, MINIMUM_DEADLINE_S
 from gc_sidecar_agent.commands.options import (
@@ -44,7 +45,7 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `maintain`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
+    describe(parser, DESCRIPTION, EXAMPLES, EXIT_CODES)
     add_option(
         parser,
         "--when",

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gc_sidecar_agent.cli import EXIT_CODES
-
 if TYPE_CHECKING:
     from gc_sidecar_agent.client import Client
 
@@ -23,6 +21,25 @@ UNITS_NOTE = """\
 units: durations are 90s, 15m, 1h30m, 500ms or plain seconds; sizes are 2GiB, 500M or plain bytes.
 Flags are also read from the environment (--lease is GC_SIDECAR_LEASE), but those that are a
 decision for one call are not (--force, --operation-id, --watch). A flag wins.
+"""
+# Of a verb that sends an operation those of `cli`; of `status`, and of whoever exits like it:
+LOOKING_CODES = """\
+exit codes:
+  0  done, and every process of the engine has the policy
+  1  it failed, or was refused; the reason is on standard error
+  2  wrong usage, or input that the sidecar does not take
+  3  no sidecar could be reached, or it did not answer
+  4  incomplete: a process of the engine has not acknowledged the policy
+  130  interrupted by Ctrl-C
+"""
+# Of a verb that asks the sidecar, and no process of the engine.
+ASKING_CODES = """\
+exit codes:
+  0  done
+  1  it failed, or was refused; the reason is on standard error
+  2  wrong usage, or input that the sidecar does not take
+  3  no sidecar could be reached, or it did not answer
+  130  interrupted by Ctrl-C
 """
 
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -70,6 +87,13 @@ def size(text: str) -> int:
     return round(float(match[1]) * BYTES[match[2]])
 
 
+def address(text: str) -> str:
+    """A sidecar's address, to which nobody has forgotten the scheme; the rest is the client's to judge."""
+    if "://" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has no http://: write http://{text}")
+    return text
+
+
 def boolean(text: str) -> bool:
     """What a variable of a switch holds."""
     if text.lower() in TRUE:
@@ -115,6 +139,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser,
         "--url",
+        address,
         metavar="URL",
         help=f"the sidecar's control listener (default {DEFAULT_URL})",
     )
@@ -157,10 +182,15 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def describe(parser: argparse.ArgumentParser, description: str, examples: str) -> None:
+def describe(
+    parser: argparse.ArgumentParser,
+    description: str,
+    examples: str,
+    exit_codes: str = LOOKING_CODES,
+) -> None:
     """What `--help` says before and after the flags."""
     parser.description = description
-    parser.epilog = f"examples:\n{examples}\n{UNITS_NOTE}\n{EXIT_CODES}"
+    parser.epilog = f"examples:\n{examples}\n{UNITS_NOTE}\n{exit_codes}"
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +200,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         "--lease",
         duration,
         metavar="DURATION",
-        help="how long the policy lasts without renewal (default 1h)",
+        help="how long the policy lasts without renewal, counted from the request (default 1h)",
     )
     add_option(
         parser,

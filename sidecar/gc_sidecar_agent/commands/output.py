@@ -35,8 +35,33 @@ REMEDIES = {
     "operation_id_reused": "choose another --operation-id",
     "not_idle": "wait longer with --wait, or do not wait with --when now",
     "idle_unknown": "use --when now, or give the sidecar --engine-url",
+    "operation_running": "wait for it: `gc-sidecar status` shows it; `gc-sidecar restore --force` does not wait,"
+    " unless that is a restore too",
+    "pause_too_long": "restart the engine where it can be, or add --force at a moment when it may stand still",
+    "window_not_found": "`gc-sidecar windows` lists them; they end with the sidecar, so open another one if it"
+    " restarted",
+    "window_id_reused": "choose another ID, or none: then one is made up",
+    "too_many_windows": "close one: `gc-sidecar windows` lists them, `gc-sidecar window close ID` closes it",
     "outcome_unknown": "ask with `gc-sidecar status`; `gc-sidecar restore` is safe at any time",
     "token_required": "name the file with the token: --token-file or GC_SIDECAR_TOKEN_FILE",
+}
+# The same of the fields: how they are called here, and the unit of their values.
+FLAGS = {
+    "owner": ("--owner", ""),
+    "operation_id": ("--operation-id", ""),
+    "deadline_s": ("--deadline", " s"),
+    "interval_s": ("--interval", " s"),
+    "lease_s": ("--lease", " s"),
+    "pause_budget_ms": ("--pause-budget", " ms"),
+    "max_rss_growth_bytes": ("--max-rss-growth-bytes", " bytes"),
+    "window_id": ("ID", ""),
+    "name": ("--name", ""),
+    "max_pause_ms": ("--max-pause", " ms"),
+    "max_growth_bytes": ("--max-growth-bytes", " bytes"),
+    "since": ("--since", ""),
+    "min_duration_s": ("--min-duration", " s"),
+    "role": ("--role", ""),
+    "limit": ("--limit", ""),
 }
 ROLLED_BACK = {
     "True": "what had been changed was rolled back in every process",
@@ -173,7 +198,7 @@ def print_error(verb: str, error: ClientError, as_json: bool) -> int:
     if as_json and error.body:
         print_json(error.body)
     status = f"HTTP {error.status}, " if error.status is not None else ""
-    warn(f"{verb}: {word(error.detail)} ({status}{word(error.code)})")
+    warn(f"{verb}: {word(_in_flags(error))} ({status}{word(error.code)})")
     rolled_back = ROLLED_BACK.get(str(error.problem.get("rolled_back")))
     if rolled_back:
         print(f"  {rolled_back}", file=sys.stderr)
@@ -188,6 +213,17 @@ def print_error(verb: str, error: ClientError, as_json: bool) -> int:
         if isinstance(error, kind):
             return code
     return EXIT_USAGE if error.status in INPUT_STATUSES else EXIT_FAILED
+
+
+def _in_flags(error: ClientError) -> str:
+    """What went wrong; where it is a field's value, by the name of our flag and with its unit."""
+    field, _, reason = error.detail.partition(": ")
+    if error.code != "invalid_field" or field not in FLAGS:
+        return error.detail
+    flag, unit = FLAGS[field]
+    for said in ("Input should ", "String should "):
+        reason = reason.replace(said, "must ")
+    return f"{flag} {reason}{unit if reason[-1:].isdigit() else ''}"
 
 
 def perform(
@@ -257,7 +293,7 @@ def headline(operation: dict[str, Any]) -> str:
     if took is not None:
         parts.append(f"in {seconds(took)}")
     generation, operation_id = word(operation.get("generation")), word(operation.get("id"))
-    return f"{' '.join(parts)} (generation {generation}, operation {operation_id})"
+    return f"{' '.join(parts)} (policy generation {generation}, operation {operation_id})"
 
 
 def _significant(value: float) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 from gc_sidecar_agent.cli import EXIT_OK, EXIT_USAGE
 from gc_sidecar_agent.commands.options import (
+    ASKING_CODES,
     UsageError,
     add_client_arguments,
     add_option,
@@ -62,7 +63,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `pauses`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
+    describe(parser, DESCRIPTION, EXAMPLES, ASKING_CODES)
     add_switch(parser, "--follow", "go on with new ones, until Ctrl-C", environment=False)
     add_filter_arguments(parser)
     add_option(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from gc_sidecar_agent.cli import EXIT_CODES
 from gc_sidecar_agent.client import Answer, Client
 from gc_sidecar_agent.commands.options import (
     add_change_arguments,
@@ -32,7 +33,7 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `restore`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
+    describe(parser, DESCRIPTION, EXAMPLES, EXIT_CODES)
     add_change_arguments(parser)
     add_client_arguments(parser)
 

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gc_sidecar_agent.client import DEFAULT_URL, Client, read_token
-from gc_sidecar_agent.command import DEFAULT_BUDGET_MS
+from gc_sidecar_agent.command import DEFAULT_BUDGET_MS, MINIMUM_BUDGET_MS
 from gc_sidecar_agent.commands.options import (
     PREFIX,
     UNITS_NOTE,
     add_option,
     add_switch,
+    address,
     duration,
     duration_with_unit,
     size,
@@ -173,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
         urls = args.url or _urls_of_environment() or [DEFAULT_URL]
         token = read_token(args.token_file) if args.token_file else None
         _check(args, command, urls)
-    except (ValueError, OSError) as error:
+    except (argparse.ArgumentTypeError, ValueError, OSError) as error:
         warn(f"run: {error}")
         return EXIT_OURS
     with signals_waited_for() as supervisor:
@@ -466,6 +467,8 @@ def _check(args: argparse.Namespace, command: Sequence[str], urls: Sequence[str]
         raise ValueError("there is no command to run: gc-sidecar run [FLAGS] -- COMMAND ...")
     if args.pause_budget is not None and (args.policy or "freeze") != "budget":
         raise ValueError("--pause-budget belongs to --policy budget")
+    if args.pause_budget is not None and 1000 * args.pause_budget < MINIMUM_BUDGET_MS:
+        raise ValueError(f"--pause-budget must be at least {MINIMUM_BUDGET_MS:g}ms")
     if args.timeout is not None and args.timeout <= 0:
         raise ValueError(
             "--timeout must be more than 0: leave it out for a command without a limit"
@@ -475,7 +478,7 @@ def _check(args: argparse.Namespace, command: Sequence[str], urls: Sequence[str]
             f"--lease must be at least {LEAST_LEASE_S:g}s, for it is renewed over HTTP"
         )
     for url in urls:
-        Client(url.removeprefix("dns+"))
+        Client(address(url.removeprefix("dns+")))
     for flag, path in (("--report", args.report), ("--verdict-file", args.verdict_file)):
         directory = os.path.dirname(path) if path else ""
         if directory and not os.path.isdir(directory):

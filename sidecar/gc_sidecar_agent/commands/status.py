@@ -53,7 +53,7 @@ COLUMNS = (
     "DP",
     "RANK",
     "PID",
-    "GENERATION",
+    "POLICY GEN",
     "THRESHOLDS",
     "FULL GCS",
     "LONGEST",
@@ -135,13 +135,17 @@ def _headline(document: dict[str, Any]) -> str:
     mode = policy.get("mode")
     described = [word(mode)]
     if policy.get("generation") is not None:
-        described.append(f"generation {word(policy['generation'])}")
+        described.append(f"policy generation {word(policy['generation'])}")
     if mode not in (None, "off"):
         described.append(f"owner {word(policy.get('owner'))}")
         described += [
             f"{label} {word(value)}"
             for label, value in (
-                ("every", _known(policy.get("interval_s"), seconds)),
+                # Under budget it means nothing.
+                (
+                    "young survivors frozen every",
+                    _known(policy.get("interval_s") if mode == "freeze" else None, "{:g} s".format),
+                ),
                 ("pause budget", _known(policy.get("pause_budget_ms"), "{:g} ms".format)),
                 ("growth at most", _known(policy.get("max_rss_growth_bytes"), size)),
                 ("since", policy.get("entered_at")),

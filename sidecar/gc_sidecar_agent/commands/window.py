@@ -6,10 +6,13 @@ Here is also how windows and verdicts look as text, for these verbs and for `?fo
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gc_sidecar_agent.cli import EXIT_FAILED, EXIT_OK
 from gc_sidecar_agent.commands.options import (
+    ASKING_CODES,
     add_client_arguments,
     add_option,
     add_switch,
@@ -46,6 +49,53 @@ EXAMPLES = """\
   gc-sidecar window show sweep-7 --json | jq .window.verdict.reasons
 """
 
+
+@dataclass(frozen=True)
+class Action:
+    """One action: the line that `window --help` shows, and what its own help says."""
+
+    help: str
+    description: str
+    examples: str
+    exit_codes: str = ASKING_CODES
+
+
+ACTIONS: Mapping[str, Action] = {
+    "open": Action(
+        "open one, and print its id",
+        """\
+Open a measured window: from now on the pauses of the engine are counted in it, until it is closed. It
+prints the window's id, which is yours or made up, and nothing else. At most 16 are open at once.
+""",
+        """\
+  id=$(gc-sidecar window open)
+  gc-sidecar window open sweep-7 --max-pause 20ms --name "8 users"   # an id of your own
+""",
+    ),
+    "close": Action(
+        "close one, and judge it",
+        """\
+Close a measured window and judge it: whether it is clean, or what speaks against that, and which pauses
+fell into it. Its verdict stays from then on; closed again, it is told again.
+""",
+        """\
+  gc-sidecar window close "$id"
+  gc-sidecar window close --require-clean "$id" || echo "measure again"
+""",
+        ASKING_CODES.replace("  1  it failed", "  1  it is not clean (--require-clean), it failed"),
+    ),
+    "show": Action(
+        "tell how one stands, or stood",
+        """\
+Show a measured window: of one that is open, the verdict that it would have if it were closed now.
+""",
+        """\
+  gc-sidecar window show "$id"
+  gc-sidecar window show sweep-7 --json | jq .window.verdict.reasons
+""",
+    ),
+}
+
 # A TIME is of the collections that are counted before it; the longest is of any generation. 80 columns hold it.
 COLUMNS = ("ROLE", "DP", "RANK", "PID", "FULL", "TIME", "YOUNG", "TIME", "LONGEST", "GROWTH")
 LIST_COLUMNS = ("ID", "STATE", "VERDICT", "NAME", "OPENED", "LENGTH")
@@ -54,9 +104,15 @@ SHOWN_PAUSES = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `window`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    opening = actions.add_parser("open", help="open one, and print its id")
+    describe(parser, DESCRIPTION, EXAMPLES, ACTIONS["close"].exit_codes)
+    choices = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    parsers = {}
+    for name, each in ACTIONS.items():
+        parsers[name] = choices.add_parser(
+            name, help=each.help, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        describe(parsers[name], each.description, each.examples, each.exit_codes)
+    opening, closing, showing = parsers["open"], parsers["close"], parsers["show"]
     opening.add_argument("id", nargs="?", metavar="ID", help="an id of your own for it")
     add_option(opening, "--name", metavar="TEXT", environment=False, help="what it is of")
     add_option(
@@ -67,9 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         opening, "--max-growth-bytes", size_option, metavar="SIZE",
         help="a process that grew by more is not clean",
     )  # fmt: skip
-    closing = actions.add_parser("close", help="close one, and judge it")
     add_switch(closing, "--require-clean", "exit with 1 where it is not clean", environment=False)
-    showing = actions.add_parser("show", help="tell how one stands, or stood")
     for action in (closing, showing):
         action.add_argument("id", metavar="ID", help="what `gc-sidecar window open` printed")
     for action in (opening, closing, showing):
@@ -111,7 +165,7 @@ def show_window(document: dict[str, Any]) -> str:
     verdict = window.get("verdict") or {}
     name = f" ({word(window['name'])})" if window.get("name") else ""
     lines = [
-        f"window {word(window.get('id'))}{name}: {word(window.get('state'))}"
+        f"window {word(window.get('id'))}{name} is {word(window.get('state'))}:"
         f" {verdict_word(window)}, {seconds(window.get('duration_s'))}"
     ]
     lines += [
@@ -162,7 +216,7 @@ def show_windows(document: dict[str, Any]) -> str:
     """One line for each window."""
     windows = document.get("windows") or []
     if not windows:
-        return "no window has been opened"
+        return "no window has been opened: `gc-sidecar window open` (POST /gc/windows) opens one"
     rows = [
         [
             word(window.get("id")),
@@ -178,10 +232,10 @@ def show_windows(document: dict[str, Any]) -> str:
 
 
 def verdict_word(window: dict[str, Any]) -> str:
-    """clean or NOT clean; of an open window, so far."""
+    """clean or NOT clean; of an open window, so far, which the list of all does not tell."""
     clean = (window.get("verdict") or window).get("clean")
     if clean is None:
-        return UNKNOWN
+        return UNKNOWN if window.get("state") in (None, "closed") else "none yet"
     text = "clean" if clean else "NOT clean"
     return text if window.get("state") == "closed" else f"{text} so far"
 

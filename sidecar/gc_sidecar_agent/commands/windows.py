@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 
 from gc_sidecar_agent.cli import EXIT_OK
-from gc_sidecar_agent.commands.options import add_client_arguments, describe
+from gc_sidecar_agent.commands.options import ASKING_CODES, add_client_arguments, describe
 from gc_sidecar_agent.commands.output import perform
 from gc_sidecar_agent.commands.window import show_windows
 
 DESCRIPTION = """\
 List the measured windows, newest first: whether each is open or closed, its verdict, when it was
 opened, and how long it is. They are kept by the sidecar, the last 256, and end with it.
+`gc-sidecar window open` opens one; `gc-sidecar window show ID` tells how an open one stands so far.
 """
 
 EXAMPLES = """\
@@ -25,7 +26,7 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `windows`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
+    describe(parser, DESCRIPTION, EXAMPLES, ASKING_CODES)
     add_client_arguments(parser)
 
 

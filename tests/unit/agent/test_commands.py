@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gc_sidecar_agent.cli import VERBS, main
+from gc_sidecar_agent.cli import PACKAGE_VERBS, VERBS, main
 from gc_sidecar_agent.commands import output
 from gc_sidecar_agent.commands.options import duration, size
 from tests.unit.agent.test_client import PROBLEM, Reply, StandInSidecar
@@ -212,6 +212,15 @@ def test_wrong_usage_is_exit_code_2(
     assert capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["status", "windows", "run"])
+def test_an_address_without_a_scheme_is_told_with_it(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--", "true"] if verb == "run" else []
+    assert main([verb, "--url", "localhost:19478", *command]) in (2, 125)
+    assert "write http://localhost:19478" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("90", 90), ("90s", 90), ("15m", 900), ("1h30m", 5400), ("500ms", 0.5), ("1.5h", 5400)],
@@ -258,8 +267,8 @@ def test_status_shows_the_policy_and_a_line_for_every_process(
     assert main(["status"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [
-        *("policy", "freeze,", "generation", "7,", "owner", "bench-1,"),
-        *("every", "60.0", "s,", "since", "2026-01-01T00:00:00Z"),
+        *("policy", "freeze,", "policy", "generation", "7,", "owner", "bench-1,"),
+        *("young", "survivors", "frozen", "every", "60", "s,", "since", "2026-01-01T00:00:00Z"),
     ]
     assert lines[1].split()[:4] == ["lease", "ends", "at", "2026-01-01T01:00:00Z"]
     assert lines[2].split() == ["coverage", "2", "of", "2", "processes"]
@@ -279,6 +288,30 @@ def test_status_says_first_whether_it_is_safe_to_measure(
     assert main(["status"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.split(maxsplit=1) == ["measure?", "Yes. No automatic full collection runs."]
+
+
+def test_status_says_what_happens_every_minute_and_under_a_budget_nothing_does(
+    sidecar: StandInSidecar, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget = {**STATUS["policy"], "mode": "budget", "pause_budget_ms": 5.0}
+    sidecar.replies = [Reply(body=STATUS), Reply(body={**STATUS, "policy": budget})]
+    main(["status"])
+    assert "young survivors frozen every 60 s" in capsys.readouterr().out
+    main(["status"])
+    under_budget = capsys.readouterr().out
+    assert "pause budget 5 ms" in under_budget
+    assert "every" not in under_budget
+
+
+def test_the_generation_of_the_policy_cannot_be_taken_for_one_of_gc(
+    sidecar: StandInSidecar, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sidecar.replies = [Reply(body=STATUS)]
+    main(["status"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "policy generation 7" in lines[0]
+    header = next(line for line in lines if line.startswith("ROLE"))
+    assert "  POLICY GEN  " in header
 
 
 def test_status_says_why_and_what_to_do(
@@ -342,7 +375,7 @@ def test_a_change_shows_what_each_process_did(
     assert main(["freeze"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "freeze applied by 1 of 1 processes in 1.42 s (generation 7, operation op-1)"
+        "freeze applied by 1 of 1 processes in 1.42 s (policy generation 7, operation op-1)"
     )
     assert lines[3].split() == [
         *("worker", "ok", "0", "0", "5425", "335", "ms", "1,234", "-1.00", "MiB")
@@ -431,6 +464,86 @@ def test_a_refusal_is_told_with_its_code_its_remedy_and_its_processes(
     assert "what to do: wait for its lease to end, or use force" in err
     assert "worker  collector_busy" in err
     assert "worker rank 1 (pid 9): another collection runs" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "detail", "said"),
+    [
+        (
+            "budget --pause-budget 1ms",
+            "pause_budget_ms: Input should be greater than or equal to 2",
+            "budget: --pause-budget must be greater than or equal to 2 ms (HTTP 422, invalid_field)",
+        ),
+        (
+            "freeze --lease 0",
+            "lease_s: Input should be greater than or equal to 1",
+            "--lease must be greater than or equal to 1 s",
+        ),
+        ("freeze", "owner: must be printable characters", "--owner must be printable characters"),
+        (
+            "freeze",
+            "owner: String should have at least 1 character",
+            "--owner must have at least 1 character (",
+        ),
+        ("window open x", "window_id: must be 1 to 64 letters", "ID must be 1 to 64 letters"),
+        ("freeze", "later: must be less than 2", "freeze: later: must be less than 2 ("),
+    ],
+)
+def test_a_field_that_is_refused_is_told_by_its_flag_and_with_its_unit(
+    words: str,
+    detail: str,
+    said: str,
+    sidecar: StandInSidecar,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    problem = {"status": 422, "code": "invalid_field", "detail": detail}
+    sidecar.replies = [Reply(422, {**PROBLEM, **problem})]
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_run_says_the_least_budget_by_its_flag_before_it_asks_for_anything(
+    sidecar: StandInSidecar, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "run --policy budget --pause-budget 1ms -- true"
+    assert main(words.split()) == 125
+    assert "--pause-budget must be at least 2ms" in capsys.readouterr().err
+    assert sidecar.requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "remedy"),
+    [
+        ("window show nope", "window_not_found", "`gc-sidecar windows` lists them"),
+        ("window open mine", "window_id_reused", "choose another ID"),
+        ("window open", "too_many_windows", "`gc-sidecar window close ID`"),
+        ("maintain", "pause_too_long", "add --force"),
+        ("restore", "operation_running", "`gc-sidecar restore --force`"),
+    ],
+)
+def test_a_remedy_speaks_of_verbs_and_flags_and_not_of_the_api(
+    words: str,
+    code: str,
+    remedy: str,
+    sidecar: StandInSidecar,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = "GET /gc/windows, window_id, force=true"
+    sidecar.replies = [Reply(409, {**PROBLEM, "code": code, "remedy": told})]
+    assert main(words.split()) == 1
+    err = capsys.readouterr().err
+    assert remedy in err
+    assert told not in err
+
+
+def test_what_a_sidecar_calls_a_flag_is_a_flag_of_some_verb(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*CLIENT_VERBS, "window show"]
+    for verb in words:
+        assert main([*verb.split(), "--help"]) == 0
+    told = capsys.readouterr().out
+    assert [flag for flag, _ in output.FLAGS.values() if f"{flag} " not in told] == []
 
 
 @pytest.mark.parametrize(
@@ -524,6 +637,51 @@ def test_help_teaches_with_examples_and_exit_codes(
     assert f"  gc-sidecar {verb}" in out
     assert "exit codes:" in out
     assert "GC_SIDECAR_" in out
+
+
+SENT = ("freeze", "budget", "maintain", "restore")
+
+
+@pytest.mark.parametrize(
+    "verb", [*CLIENT_VERBS, "window", "window close", "window show"], ids=lambda verb: verb
+)
+def test_help_tells_the_exit_codes_that_the_verb_has(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*verb.split(), "--help"]) == 0
+    codes = capsys.readouterr().out.partition("exit codes:")[2]
+    assert ("an operation" in codes) == (verb in SENT)
+    assert ("\n  4  incomplete" in codes) == (verb in (*SENT, "status"))
+    assert ("--require-clean" in codes) == (verb in ("window", "window close"))
+    assert all(f"\n  {code}  " in codes for code in (0, 1, 2, 3, 130))
+
+
+@pytest.mark.parametrize("action", ["open", "close", "show"])
+def test_each_action_on_a_window_says_what_it_does_with_examples(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["window", action, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"gc-sidecar window {action}" in out.partition("examples:")[2]
+    assert f"\n{action.capitalize()} a measured window" in out
+
+
+@pytest.mark.parametrize("verb", ["freeze", "budget"])
+def test_help_says_from_when_on_the_lease_counts(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--help"]) == 0
+    assert "The lease counts from the request" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", PACKAGE_VERBS)
+def test_a_verb_of_the_package_says_where_it_is(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--help"]) == 2
+    err = capsys.readouterr().err
+    assert f"`gc-sidecar {verb}` comes with the sidecar's package or image" in err
+    assert "here are: run, status" in err
 
 
 def test_it_runs_as_a_module_and_loads_only_the_verb_that_was_asked_for() -> None:

@@ -334,13 +334,13 @@ def test_windows_are_listed_a_line_each(
     assert main(["windows"]) == 0
     header, newest, oldest = capsys.readouterr().out.splitlines()
     assert header.split() == ["ID", "STATE", "VERDICT", "NAME", "OPENED", "LENGTH"]
-    assert newest.split() == ["w-2", "open", "-", "b", SINCE, "2.50", "s"]
+    assert newest.split() == ["w-2", "open", "none", "yet", "b", SINCE, "2.50", "s"]
     assert oldest.split() == ["w-1", "closed", "NOT", "clean", "-", SINCE, "2.50", "s"]
 
 
-def test_that_there_is_no_window_is_said(
+def test_that_there_is_no_window_is_said_and_how_to_open_one(
     sidecar: AnsweringSidecar, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sidecar.answers["/gc/windows"] = {"windows": []}
     assert main(["windows"]) == 0
-    assert capsys.readouterr().out == "no window has been opened\n"
+    assert "no window has been opened: `gc-sidecar window open`" in capsys.readouterr().out

@@ -190,7 +190,7 @@ async def test_the_format_may_be_asked_for_beside_a_body(seen: Sidecar) -> None:
     table = (await seen.client.get("/gc?format=table")).text
     status = (await seen.client.get("/gc")).json()
     assert table.splitlines()[:4] == show_status(status).splitlines()[:4], "as `gc-sidecar status`"
-    assert "freeze, generation 1, owner me" in table
+    assert "freeze, policy generation 1, owner me" in table
     assert table.endswith("\n")
 
 

@@ -243,7 +243,7 @@ async def test_ten_thousand_pauses_are_counted_exactly_though_most_records_are_l
     assert len(verdict["pauses"]) + verdict["pauses_not_listed"] == RING_RECORDS
     assert reason_codes(verdict) == ["lost_records"]
     assert details(verdict, "lost_records") == [
-        "worker dp0 rank 1: the records of 8976 gen2 collections are lost, which took 179.5 ms together"
+        "worker dp0 rank 1: the records of 8,976 full collections are lost, which took 180 ms together"
     ]
 
 
@@ -268,7 +268,7 @@ async def test_lost_records_that_cannot_matter_leave_it_clean_but_are_told(
     await asyncio.sleep(0.1)
     narrow = await closed(sidecar, "narrow")
     assert reason_codes(narrow) == ["lost_records"], "4.1 ms are known, 4.0 ms are not"
-    assert "up to 4.0 ms more" in details(narrow, "lost_records")[0]
+    assert "up to 4.00 ms more" in details(narrow, "lost_records")[0]
 
 
 async def test_damaged_records_are_lost_ones(
@@ -306,7 +306,7 @@ async def test_a_pause_over_the_limit_is_named(
     assert open_["verdict"]["reasons"] == verdict["reasons"]
     assert reason_codes(verdict) == ["pause_over_limit"]
     assert details(verdict, "pause_over_limit") == [
-        "worker dp0 rank 1: a gen2 collection of 51.0 ms, the limit is 50"
+        "worker dp0 rank 1: a full collection of 51.0 ms, the limit is 50 ms"
     ]
 
 
@@ -321,7 +321,7 @@ async def test_pauses_that_are_short_each_may_stall_for_too_long_together(
     verdict = await closed(sidecar)
     assert reason_codes(verdict) == ["stall_over_limit"]
     assert details(verdict, "stall_over_limit") == [
-        "dp1: pauses held it up for 60.0 ms in all, the limit is 50"
+        "dp1: pauses held it up for 60.0 ms in all, the limit is 50 ms"
     ]
     assert {s["dp_rank"]: round(s["stall_s"], 6) for s in verdict["stalls"]} == {0: 0.04, 1: 0.06}
 
@@ -343,8 +343,25 @@ async def test_a_window_may_be_stalled_for_a_share_of_it_and_for_one_pause_that_
     many = await closed(sidecar, "many")
     assert reason_codes(many) == ["stall_over_limit"]
     assert details(many, "stall_over_limit") == [
-        "dp0: pauses held it up for 147.0 ms in all, the limit is 50.0 (0.05 of the window)"
+        "dp0: pauses held it up for 147 ms in all, the limit is 50 ms"
+        " (that of a single pause: 5 % of the window is less)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "duration_s", "told"),
+    [
+        (Limits(), 183.738, "9.19 s (5 % of the window)"),
+        (Limits(max_stall_ms=1500), 183.738, "1.5 s"),
+        (Limits(), 0.5, "50 ms (that of a single pause: 5 % of the window is less)"),
+        (Limits(max_pause_ms=0.5), 0.02, "1.00 ms (5 % of the window)"),
+        (Limits(max_stall_share=None), 60.0, "none"),
+    ],
+)
+def test_the_limit_of_stalls_is_told_with_its_unit_and_where_it_comes_from(
+    limits: Limits, duration_s: float, told: str
+) -> None:
+    assert limits.stall(duration_s)[1] == told
 
 
 async def test_growth_over_the_limit_or_not_known_is_named(
@@ -365,7 +382,7 @@ async def test_growth_over_the_limit_or_not_known_is_named(
     verdict = await closed(sidecar)
     assert reason_codes(verdict) == ["growth_over_limit", "growth_unknown"]
     assert details(verdict, "growth_over_limit") == [
-        f"worker dp0 rank 1: grew by {11 * mib} bytes, the limit is {10 * mib}"
+        "worker dp0 rank 1: grew by 11.0 MiB, the limit is 10.0 MiB"
     ]
     assert details(verdict, "growth_unknown")[0].startswith("engine_core dp0 rank 0")
     growth = {
@@ -430,7 +447,7 @@ async def test_a_process_that_came_and_went_in_it_is_held_against_the_limits(
     await sidecar.until(lambda s: {p["state"] for p in s["processes"]} == {"applied"})
     await asyncio.sleep(0.2)
     verdict = await closed(sidecar)
-    assert "worker dp0 rank 1: a gen2 collection of 200.0 ms, the limit is 50" in details(
+    assert "worker dp0 rank 1: a full collection of 200 ms, the limit is 50 ms" in details(
         verdict, "pause_over_limit"
     )
     there = [p for p in verdict["processes"] if (p["role"], p["rank"]) == ("worker", 1)]
@@ -588,7 +605,7 @@ async def test_what_no_remembered_operation_tells_is_noticed_all_the_same(
     verdict = await closed(sidecar)
     assert reason_codes(verdict) == ["maintained", "policy_changed"]
     assert details(verdict, "policy_changed") == [
-        "it was freeze (generation 1) and is freeze (generation 3)"
+        "it was freeze (policy generation 1) and is freeze (policy generation 3)"
     ]
 
 
@@ -830,7 +847,8 @@ async def test_a_window_that_nobody_opened_is_404(start_sidecar: StartSidecar) -
     assert_problem(await sidecar.client.post("/gc/windows/none/close"), 404, "window_not_found")
     assert (await sidecar.client.get("/gc/windows")).json() == {"windows": []}
     table = await sidecar.client.get("/gc/windows?format=table")
-    assert table.text == "no window has been opened\n"
+    assert table.text.startswith("no window has been opened: ")
+    assert "(POST /gc/windows) opens one" in table.text
 
 
 async def test_only_so_many_are_open_at_once_and_metrics_tell(
@@ -913,14 +931,14 @@ async def test_windows_are_shown_as_tables_too(
     fields = {"window_id": "w", "name": "run 1"}
     answer = await sidecar.client.post("/gc/windows?format=table", json=fields)
     assert answer.status_code == 201
-    assert answer.text.startswith("window w (run 1): open clean so far, ")
+    assert answer.text.startswith("window w (run 1) is open: clean so far, ")
     engine.collect("worker-0-1", 0.06)
     await asyncio.sleep(0.08)
     table = (await sidecar.client.post("/gc/windows/w/close?format=table")).text
     document = (await sidecar.client.get("/gc/windows/w")).json()
     assert table == show_window(document) + "\n"
-    assert table.startswith("window w (run 1): closed NOT clean, ")
-    assert "pause_over_limit: worker dp0 rank 1: a gen2 collection of 60.0 ms" in table
+    assert table.startswith("window w (run 1) is closed: NOT clean, ")
+    assert "pause_over_limit: worker dp0 rank 1: a full collection of 60.0 ms" in table
     assert "stall   dp0 60.0 ms" in table
     assert "unseen  the GC of the client" in table
     listed = (await sidecar.client.get("/gc/windows?format=table")).text
