@@ -6,6 +6,8 @@ import { store } from "./store.js";
 
 const SILENCE_MS = 6000;
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [300, 5000];
+// A stream that ended sooner is not taken up again at once: its end may have a reason.
+const SHORT_MS = 3000;
 // Of this tab alone, and for as long as it lives.
 const TOKEN = "gc-sidecar-token";
 
@@ -21,6 +23,9 @@ let waitMs = 0;
 // When anything came last, and when the end of an update did: only then is what is shown of now.
 let heardAt = 0;
 let heardAllAt = 0;
+// When the connection was asked for, and the sidecar's time at the first of its updates: how late others come.
+let askedAt = 0;
+let firstTime = null;
 // The events of an update that has not come whole yet.
 let pending = [];
 
@@ -33,7 +38,8 @@ export async function connect() {
   clearTimeout(retry);
   current?.abort();
   const own = (current = new AbortController());
-  heardAt = performance.now();
+  heardAt = askedAt = performance.now();
+  firstTime = null;
   pending = [];
   let hasHeard = false;
   try {
@@ -52,10 +58,11 @@ export async function connect() {
   }
   if (own !== current) return;
   // A stream that ended in good order is to be taken up again at once.
-  if (hasHeard && !link.refused) return connect();
+  const hasLasted = performance.now() - askedAt > SHORT_MS;
+  if (hasHeard && hasLasted && !link.refused) return connect();
   lose();
-  waitMs = Math.min(LONGEST_WAIT_MS, waitMs * 2 || FIRST_WAIT_MS);
-  retry = setTimeout(connect, waitMs);
+  waitMs = Math.min(LONGEST_WAIT_MS, (!hasLasted && waitMs * 2) || FIRST_WAIT_MS);
+  retry = setTimeout(connect, waitMs * (0.75 + Math.random() / 2));
 }
 
 /* Where nothing came for longer than it can take, the connection is dead, whatever the system says. */
@@ -131,12 +138,16 @@ function hear(block) {
   if (!event.id) return false;
   // Together: an update that was cut off comes again, and must not be counted twice.
   store.lastId = event.id;
-  waitMs = 0;
-  heardAllAt = performance.now();
-  Object.assign(link, { isLive: true, lostAt: null });
   const whole = pending;
   pending = [];
+  heardAllAt = performance.now();
+  const { time } = whole.at(-1)[1];
+  firstTime ??= time;
+  // What some proxy holds back comes as a steady stream too, and is of long ago.
+  const isLate = heardAllAt - askedAt - 1000 * (time - firstTime) > SILENCE_MS;
+  if (!isLate) Object.assign(link, { isLive: true, lostAt: null });
   for (const [name, value] of whole) handlers.events[name](value);
+  if (isLate) throw new Error("what it tells comes too late");
   return true;
 }
 

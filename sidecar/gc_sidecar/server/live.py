@@ -6,11 +6,11 @@ Once a second one update is made for all viewers. Where nobody looks nothing is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -49,7 +49,6 @@ EVENT_SCHEMA = {
     },
     "required": ["event", "data"],
 }
-END = b""
 EVENT_ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
 
 
@@ -71,7 +70,7 @@ class Live:
         self._last_minute = last_minute
         self._timing = timing
         self._may_act = may_act
-        self._viewers: set[asyncio.Queue[bytes]] = set()
+        self._viewers: set[_Viewer] = set()
         self._is_stopping = False
         self._memory_at = 0.0
         # What all viewers have been told.
@@ -80,11 +79,6 @@ class Live:
         self._told_operations: dict[str, Operation] = {}
         self._told_windows: dict[str, str] = {}
         coordinator.knowledge.sight.log.keepers.append(self.history.add_pause)
-
-    @property
-    def lag(self) -> int:
-        """For how many updates a viewer may lag behind."""
-        return round(LAG_S / self._timing.live_s)
 
     async def keep(self) -> None:
         """Keep the history and the viewers up to date, for ever."""
@@ -109,13 +103,17 @@ class Live:
     def stop(self) -> None:
         """End every stream: the sidecar ends, and viewers shall look for the next one."""
         self._is_stopping = True
-        for queue in list(self._viewers):
-            self._end(queue)
+        for viewer in self._viewers:
+            viewer.end()
+        self._viewers.clear()
 
     # --- viewers ---
 
-    async def watch(self, last_event_id: str, for_s: float) -> StreamingResponse:
-        """The stream for one viewer more, who has seen everything up to an event. Raises Problem."""
+    async def watch(
+        self, last_event_id: str, for_s: float, may_stay: Callable[[], bool]
+    ) -> StreamingResponse:
+        """The stream for one viewer more, who has seen everything up to an event, and who may stay for as long as
+        `may_stay` says so. Raises Problem."""
         roster = await self._coordinator.watch.look()
         if self._is_stopping:
             raise Problem("sidecar_stopping", "the sidecar was told to stop")
@@ -124,24 +122,9 @@ class Live:
         # Those who are there hear of everything first: the new one begins where they are.
         self._tell(roster)
         greeting = self._greeting(roster, self._seen(last_event_id))
-        queue: asyncio.Queue[bytes] = asyncio.Queue(self.lag)
-        self._viewers.add(queue)
-        return _Stream(self._stream(queue, greeting, for_s), self._viewers, queue)
-
-    async def _stream(
-        self, queue: asyncio.Queue[bytes], greeting: Iterator[str], for_s: float
-    ) -> AsyncIterator[bytes]:
-        ends_at = time.monotonic() + for_s
-        for event in greeting:
-            yield event.encode()
-        while (remaining_s := ends_at - time.monotonic()) > 0:
-            try:
-                update = await asyncio.wait_for(queue.get(), remaining_s)
-            except asyncio.TimeoutError:
-                return
-            if update == END:
-                return
-            yield update
+        viewer = _Viewer(may_stay)
+        self._viewers.add(viewer)
+        return _Stream(viewer.stream(greeting, for_s), self._viewers, viewer)
 
     def _tell(self, roster: Roster) -> None:
         """One update, to all of them."""
@@ -149,18 +132,12 @@ class Live:
             self._note_told()
             return
         update = "".join(self._update(roster)).encode()
-        for queue in list(self._viewers):
-            try:
-                queue.put_nowait(update)
-            except asyncio.QueueFull:
-                self._end(queue)
-
-    def _end(self, queue: asyncio.Queue[bytes]) -> None:
-        self._viewers.discard(queue)
-        with contextlib.suppress(asyncio.QueueEmpty):
-            while True:
-                queue.get_nowait()
-        queue.put_nowait(END)
+        for viewer in list(self._viewers):
+            if viewer.lag_s > LAG_S or not viewer.may_stay():
+                self._viewers.discard(viewer)
+                viewer.end()
+            else:
+                viewer.tell(update)
 
     def _seen(self, last_event_id: str) -> int | None:
         """The sequence up to which a viewer has seen everything; None: nothing of this sidecar."""
@@ -242,24 +219,62 @@ class Live:
         return _event("state", state, f"{self.history.instance}-{self._told}")
 
 
+class _Viewer:
+    """One who looks, and the updates that it has not taken yet."""
+
+    def __init__(self, may_stay: Callable[[], bool]) -> None:
+        self.may_stay = may_stay
+        self._updates: deque[tuple[float, bytes]] = deque()
+        self._has_news = asyncio.Event()
+        self._has_ended = False
+
+    @property
+    def lag_s(self) -> float:
+        """For how long the oldest of them has waited."""
+        return time.monotonic() - self._updates[0][0] if self._updates else 0.0
+
+    def tell(self, update: bytes) -> None:
+        """One update more."""
+        self._updates.append((time.monotonic(), update))
+        self._has_news.set()
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self._updates.clear()
+        self._has_ended = True
+        self._has_news.set()
+
+    async def stream(self, greeting: Iterator[str], for_s: float) -> AsyncIterator[bytes]:
+        """What is sent, for so long at most."""
+        ends_at = time.monotonic() + for_s
+        for event in greeting:
+            yield event.encode()
+        while (remaining_s := ends_at - time.monotonic()) > 0 and not self._has_ended:
+            if not self._updates:
+                self._has_news.clear()
+                try:
+                    await asyncio.wait_for(self._has_news.wait(), remaining_s)
+                except asyncio.TimeoutError:
+                    return
+            else:
+                yield self._updates.popleft()[1]
+
+
 class _Stream(StreamingResponse):
     """A viewer is one until its stream has ended, however that came."""
 
     def __init__(
-        self,
-        content: AsyncIterator[bytes],
-        viewers: set[asyncio.Queue[bytes]],
-        queue: asyncio.Queue[bytes],
+        self, content: AsyncIterator[bytes], viewers: set[_Viewer], viewer: _Viewer
     ) -> None:
         super().__init__(content, media_type=EVENT_STREAM)
-        self._viewers, self._queue = viewers, queue
+        self._viewers, self._viewer = viewers, viewer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._viewers.discard(self._queue)
+            self._viewers.discard(self._viewer)
 
 
 def _window_line(window: Window) -> dict[str, Any]:

@@ -284,7 +284,8 @@ def _add_events(router: APIRouter, live: Live) -> None:
     )
     async def get_events(request: Request) -> Response:
         fields = requests.read_filter(request, requests.WatchFields)
-        return await live.watch(request.headers.get("last-event-id", ""), fields.for_s)
+        last_event_id = request.headers.get("last-event-id", "")
+        return await live.watch(last_event_id, fields.for_s, request.state.may_stay)
 
 
 def _add_pauses(router: APIRouter, coordinator: Coordinator) -> None:

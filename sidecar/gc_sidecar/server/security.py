@@ -125,6 +125,10 @@ class Guard:
                 respond = _with_security_headers(send)
                 await problem_response(problem)(scope, receive, respond)
                 return
+        # A stream outlives its request, and shall not outlive its token.
+        scope.setdefault("state", {})["may_stay"] = lambda: (
+            self._check_token(headers, scope) is None
+        )
         await self._app(scope, receive, send)
 
     def _check_host(self, headers: Headers, _scope: Scope) -> Problem | None:
@@ -175,10 +179,11 @@ def host_name(host: str) -> str | None:
 def _check_origin(headers: Headers, scope: Scope) -> Problem | None:
     if page.is_asked_for(scope, headers) and _is_navigation(headers):
         return None
-    origin = headers.get("origin")
-    own = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
+    origin, host = headers.get("origin"), headers.get("host", "")
+    # We speak HTTP alone, but who stands in front of us may speak TLS to the browser.
+    own = [f"{scheme}://{host}".lower() for scheme in ("http", "https")]
     site = headers.get("sec-fetch-site", "same-origin")
-    if (origin is None or origin.lower() == own.lower()) and site in ("same-origin", "none"):
+    if (origin is None or origin.lower() in own) and site in ("same-origin", "none"):
         return None
     return Problem("cross_origin", "another site's page sent this request")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,17 +199,46 @@ async def test_so_many_may_watch_and_no_more(
 
 
 async def test_who_takes_nothing_is_cut_off(
+    start_engine: StartEngine, start_sidecar: StartSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LAG_S", 0.2)
+    _, sidecar = await start(start_engine, start_sidecar)
+    services = sidecar.services
+    stream = await services.live.watch("", 3600, lambda: True)
+    deadline = time.monotonic() + 5
+    while services.live._viewers:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    parts = [part async for part in stream.body_iterator]
+    assert Stream(b"".join(bytes(part) for part in parts).decode()).of("state")
+
+
+async def test_as_many_as_may_can_begin_at_once_and_nobody_is_cut_off(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
     _, sidecar = await start(start_engine, start_sidecar)
     services = sidecar.services
-    stream = await services.live.watch("", 3600)
-    roster = await services.coordinator.watch.look()
-    for _ in range(services.live.lag + 1):
-        services.live._tell(roster)
-    assert not services.live._viewers
-    parts = [part async for part in stream.body_iterator]
-    assert Stream(b"".join(bytes(part) for part in parts).decode()).of("state")
+    streams = [
+        await services.live.watch("", 3600, lambda: True) for _ in range(live.MAXIMUM_VIEWERS)
+    ]
+    assert len(services.live._viewers) == len(streams)
+    services.stop()
+
+
+async def test_a_stream_ends_with_its_token(
+    start_engine: StartEngine, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("old-old-old-old-old")
+    sidecar = await start_sidecar(start_engine(), timing=QUICK, token_file=str(token))
+    sidecar.client.headers["Authorization"] = "Bearer old-old-old-old-old"
+    watching = asyncio.create_task(watch(sidecar, 30))
+    await asyncio.sleep(0.3)
+    assert not watching.done()
+    token.write_text("new-new-new-new-new-new")
+    stream = await asyncio.wait_for(watching, 5)
+    assert len(stream.of("state")) > 1
+    assert (await sidecar.client.get("/gc/events?for_s=0")).status_code == 401
 
 
 async def test_streams_end_with_the_sidecar(

@@ -168,7 +168,8 @@ def test_a_host_header_is_read_as_a_host_or_not_at_all() -> None:
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://localhost:3000"},
-        {"Origin": "https://localhost:9470"},
+        {"Origin": "https://localhost:9471"},
+        {"Origin": "ftp://localhost:9470"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "http://localhost:9470", "Sec-Fetch-Site": "cross-site"},
@@ -186,9 +187,12 @@ async def test_other_sites_pages_are_refused(
     assert "access-control-allow-origin" not in preflight.headers
 
 
-async def test_our_own_page_may_ask(start_sidecar: StartSidecar) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_our_own_page_may_ask_behind_a_front_that_speaks_tls_too(
+    start_sidecar: StartSidecar, scheme: str
+) -> None:
     sidecar = await start_sidecar()
-    headers = {"Origin": "http://localhost:9470", "Sec-Fetch-Site": "same-origin"}
+    headers = {"Origin": f"{scheme}://localhost:9470", "Sec-Fetch-Site": "same-origin"}
     assert (await sidecar.client.get("/gc", headers=headers)).status_code == 200
 
 
