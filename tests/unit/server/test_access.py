@@ -199,7 +199,7 @@ FOREIGN_ORIGINS = [
     {"Origin": "null"},
     {"Origin": ""},
     {"Origin": "http://localhost:3000"},
-    {"Origin": "https://localhost:9470"},
+    {"Origin": "https://localhost:9471"},
     {"Sec-Fetch-Site": "cross-site"},
     {"Sec-Fetch-Site": "same-site"},
 ]
