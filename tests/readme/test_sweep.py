@@ -62,6 +62,11 @@ def policies(out: Path) -> dict[str, dict[str, Any]]:
     return {each["policy"]: each for each in report["policies"]}
 
 
+def newest_window(sidecar: SidecarProcess) -> tuple[str, str]:
+    newest = sidecar.get("/gc/windows")[1]["windows"][0]
+    return newest["name"], newest["state"]
+
+
 def test_it_measures_every_policy_and_leaves_the_engine_as_it_was(
     running: tuple[Scene, SidecarProcess], tmp_path: Path
 ) -> None:
@@ -86,7 +91,7 @@ def test_it_measures_every_policy_and_leaves_the_engine_as_it_was(
     wait_for("all are as found", lambda: engine.gc_state(pids) == before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_one_that_is_stopped_goes_on_where_it_was_and_leaves_normal_gc(
     running: tuple[Scene, SidecarProcess], tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -101,7 +106,8 @@ def test_one_that_is_stopped_goes_on_where_it_was_and_leaves_normal_gc(
             lambda: journal.exists() and len(journal.read_text().splitlines()) > 2,
             60,
         )
-        wait_for("it has a policy", lambda: sidecar.status()["policy"]["mode"] == "freeze", 60)
+        measured = ("block 4 (freeze)", "open")
+        wait_for("it measures", lambda: newest_window(sidecar) == measured, 60)
         process.send_signal(number)
         process.wait(timeout=30)
     if number == signal.SIGKILL:
@@ -110,6 +116,7 @@ def test_one_that_is_stopped_goes_on_where_it_was_and_leaves_normal_gc(
     else:
         assert process.returncode == 130
         wait_for("normal GC", lambda: sidecar.status()["policy"]["mode"] == "off")
+        assert newest_window(sidecar) == ("block 4 (freeze)", "closed")
     done = sweep(running, tmp_path / "out", *flags)
     assert done.returncode == 0, done.stderr
     assert "goes on with" in done.stderr
@@ -139,7 +146,8 @@ def test_it_does_not_measure_under_a_policy_of_somebody_else(
         (["--url=http://127.0.0.1:9"], 3, "no sidecar answers"),
         (["--engine-url=http://127.0.0.1:9"], 1, "no model is known"),
         (["--model=other"], 1, "the engine answered 404"),
-        (["--pause-budget=1ms"], 1, "pause_budget_ms"),
+        (["--pause-budget=1ms"], 2, "--pause-budget is 1ms"),
+        (["--owner=a\nb"], 2, "must be printable"),
     ],
 )
 def test_what_cannot_be_done_says_why_and_leaves_normal_gc(

@@ -24,6 +24,7 @@ from gc_sidecar import __version__
 from gc_sidecar.sweep import page, reporting
 from gc_sidecar.sweep.analysis import PolicyResult, judge
 from gc_sidecar.sweep.driver import DriveError, Driver
+from gc_sidecar.sweep.files import replacing
 from gc_sidecar.sweep.journal import Journal
 from gc_sidecar.sweep.plan import POLICIES, Plan, PlanError, check_policies, grid, read_points
 from gc_sidecar.sweep.session import LEASE_S, Session
@@ -35,7 +36,7 @@ from gc_sidecar_agent.cli import (
     EXIT_USAGE,
 )
 from gc_sidecar_agent.client import ClientError, Unreachable
-from gc_sidecar_agent.command import DEFAULT_BUDGET_MS
+from gc_sidecar_agent.command import DEFAULT_BUDGET_MS, MAXIMUM_BUDGET_MS, MINIMUM_BUDGET_MS
 from gc_sidecar_agent.commands.options import (
     UsageError,
     add_client_arguments,
@@ -46,6 +47,8 @@ from gc_sidecar_agent.commands.options import (
     make_client,
     warn,
 )
+from gc_sidecar_agent.commands.output import INPUT_STATUSES
+from gc_sidecar_agent.supervise import ENDING
 
 DESCRIPTION = """\
 Send the same requests under each GC policy in turn, and say of every outlier whether GC was it. Each
@@ -54,8 +57,8 @@ alternate, so that what drifts on the machine hits all alike. A sidecar must run
 
 A sweep that was stopped or killed goes on where it stopped when you repeat the command; meanwhile the
 engine is in normal GC. A block in which something else happened (a process restarted, somebody asked
-for a collection) is left out, and run again in the same way. The report is written anew after every
-block: report.html, report.json, measurements.csv.
+for a collection) is left out, and run again in the same way; until then the exit code is 1. The report
+is written anew after every block: report.html, report.json, measurements.csv.
 """
 
 EXAMPLES = """\
@@ -65,10 +68,8 @@ EXAMPLES = """\
   gc-sidecar sweep --out s1 --json | jq '.policies[] | {policy, gc_outliers, longest_s}'
 """
 REPORT, PAGE, CSV = "report.json", "report.html", "measurements.csv"
-FIXES = (
-    f"its policy is ended, or ends by its lease within {LEASE_S:g} s; repeat the command to go on after the last"
-    " whole block"
-)
+ENDED = f"its policy is ended, or ends by its lease within {LEASE_S:g} s"
+FIXES = f"{ENDED}; repeat the command to go on after the last whole block"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_switch(
         parser, "--fresh", help="throw away what is in DIR and begin anew", environment=False
     )
-    add_client_arguments(parser)
+    add_client_arguments(parser, json=f"print what is in {REPORT} instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -161,9 +162,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         plan = make_plan(args)
         client = make_client(args)
-        engine_url = args.engine_url or "http://localhost:8000"
-        driver = Driver(engine_url, args.model, args.seed)
-        journal = Journal(args.out, plan, _about(engine_url, plan), args.fresh, (PAGE, REPORT, CSV))
+        driver = Driver(args.engine_url or "http://localhost:8000", args.model, args.seed)
+        about = _about(driver.url, args.seed, plan)
+        journal = Journal(args.out, plan, about, args.fresh, (PAGE, REPORT, CSV))
     except (PlanError, UsageError, OSError) as error:
         warn(str(error))
         return EXIT_USAGE
@@ -172,24 +173,24 @@ def run(args: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()
     session = Session(client, driver, plan, args.owner or _owner(plan, args.out), tell)
-    signal.signal(signal.SIGTERM, _interrupt)
+    catch_signals()
     try:
         missing = journal.missing(plan)
-        if missing:
-            journal.about["model"] = asyncio.run(driver.find_model())
+        journal.begin(asyncio.run(driver.find_model()) if missing else args.model)
         for block in missing:
             journal.add(session.run_block(block))
             _write_report(journal, args.out)
+        results = _write_report(journal, args.out)
     except KeyboardInterrupt:
         tell("")
         warn(f"interrupted; {FIXES}")
         return EXIT_INTERRUPTED
+    except PlanError as error:
+        warn(str(error))
+        return EXIT_USAGE
     except (ClientError, DriveError, OSError) as error:
-        remedy = getattr(error, "remedy", None)
         tell("")
-        warn(f"{error}; {remedy or FIXES}")
-        return EXIT_UNREACHABLE if isinstance(error, Unreachable) else EXIT_FAILED
-    results = _write_report(journal, args.out)
+        return _report_failure(error)
     if args.json:
         print(json.dumps(reporting.document(results, journal.about)))
     else:
@@ -204,8 +205,27 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _report_failure(error: Exception) -> int:
+    """Say what went wrong and what helps against it; returns the exit code."""
+    # What the sidecar does not take it will not take a second time.
+    is_refused = isinstance(error, ClientError) and error.status in INPUT_STATUSES
+    remedy = getattr(error, "remedy", None) or (ENDED if is_refused else FIXES)
+    warn(f"{error}; {remedy}")
+    if is_refused:
+        return EXIT_USAGE
+    return EXIT_UNREACHABLE if isinstance(error, Unreachable) else EXIT_FAILED
+
+
+def catch_signals() -> None:
+    """Whatever would end us interrupts us, so that the engine is restored first. nohup's SIGHUP stays ignored."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
 def make_plan(args: argparse.Namespace) -> Plan:
-    """The plan that the flags describe. Raises PlanError, OSError."""
+    """The plan that the flags describe. Raises PlanError, OSError; also for what a sidecar would refuse only when
+    the block comes that needs it."""
     lengths = (args.prompt_tokens, args.output_tokens, args.concurrency)
     if args.points is not None:
         if any(each is not None for each in lengths):
@@ -217,16 +237,43 @@ def make_plan(args: argparse.Namespace) -> Plan:
             for given, default in zip(lengths, ((16, 64, 128), (64,), (1, 2, 4)), strict=True)
         )
         points = grid(prompts, outputs, widths)
+    policies = check_policies(POLICIES if args.policies is None else args.policies.split(","))
+    _check_owner(args.owner)
     return Plan(
         points=points,
-        policies=check_policies((args.policies or ",".join(POLICIES)).split(",")),
+        policies=policies,
         rounds=args.rounds or 3,
         requests=args.requests or 20,
         warm_up=2 if args.warm_up is None else args.warm_up,
-        pause_budget_ms=DEFAULT_BUDGET_MS
-        if args.pause_budget is None
-        else 1000 * args.pause_budget,
+        pause_budget_ms=_budget_ms(args.pause_budget) if "budget" in policies else None,
     )
+
+
+def _budget_ms(given_s: float | None) -> float:
+    if given_s is None:
+        return DEFAULT_BUDGET_MS
+    budget_ms = 1000 * given_s
+    if not MINIMUM_BUDGET_MS <= budget_ms <= MAXIMUM_BUDGET_MS:
+        raise PlanError(
+            f"--pause-budget is {budget_ms:g}ms, and must be from {MINIMUM_BUDGET_MS:g}ms to"
+            f" {MAXIMUM_BUDGET_MS:g}ms"
+        )
+    return budget_ms
+
+
+def _check_owner(owner: str | None) -> None:
+    if owner is None:
+        return
+    # Here, for it starts the sidecar's whole web framework.
+    from pydantic import TypeAdapter, ValidationError
+
+    from gc_sidecar.server.requests import Owner
+
+    try:
+        TypeAdapter(Owner).validate_python(owner)
+    except ValidationError as error:
+        detail = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise PlanError(f"--owner {owner[:40]!r}: {detail}") from None
 
 
 def _owner(plan: Plan, out: Path) -> str:
@@ -236,12 +283,13 @@ def _owner(plan: Plan, out: Path) -> str:
     )
 
 
-def _about(engine_url: str, plan: Plan) -> dict[str, Any]:
+def _about(engine_url: str, seed: int | None, plan: Plan) -> dict[str, Any]:
     return {
         "gc_sidecar": __version__,
         "python": platform.python_version(),
         "machine": platform.platform(),
         "engine_url": engine_url,
+        "seed": seed,
         "begun_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "plan": asdict(plan),
     }
@@ -250,8 +298,12 @@ def _about(engine_url: str, plan: Plan) -> dict[str, Any]:
 def _write_report(journal: Journal, directory: Path) -> list[PolicyResult]:
     results = judge(journal.records)
     report = reporting.document(results, journal.about)
-    (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (directory / PAGE).write_text(page.write(results, journal.about), encoding="utf-8")
+    for name, text in (
+        (REPORT, json.dumps(report, indent=1) + "\n"),
+        (PAGE, page.write(results, journal.about)),
+    ):
+        with replacing(directory / name) as out:
+            out.write(text)
     reporting.write_csv(results, directory / CSV)
     return results
 

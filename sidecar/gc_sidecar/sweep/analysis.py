@@ -73,17 +73,18 @@ class Ladder:
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """Everything about one policy. Pauses are the automatic ones inside its blocks; lengths in seconds.
+    """Everything about one policy. Pauses are the automatic ones while something was measured; lengths in seconds.
 
-    Blocks that were disturbed are named and count for nothing. `pause_count` is of pauses of any length and
-    trigger. `together` is how many tokens came along with another, and are no measurement of their own.
+    Blocks that were disturbed are named and count for nothing; of nothing the lengths of measurements are None.
+    `pause_count` is of pauses of any length and trigger, in the whole of the blocks. `together` is how many tokens
+    came along with another, and are no measurement of their own.
     """
 
     policy: str
     measurements: tuple[Measurement, ...]
     outliers: tuple[Outlier, ...]
-    quantiles_s: dict[str, float]
-    longest_s: float
+    quantiles_s: dict[str, float | None]
+    longest_s: float | None
     pauses: tuple[Pause, ...]
     pause_count: int
     longest_pause_s: float
@@ -122,7 +123,7 @@ def judge(records: Iterable[BlockRecord]) -> list[PolicyResult]:
 def _judge(policy: str, all_blocks: Sequence[BlockRecord]) -> PolicyResult:
     blocks = [block for block in all_blocks if not block.disturbances]
     measurements = tuple(_measurements(policy, blocks))
-    pauses = [pause for block in blocks for pause in _in_window(block)]
+    pauses = [pause for block in blocks for pause in _pauses_in(block, _spans(block))]
     client_pauses = [pause for block in blocks for pause in block.client_pauses]
     automatic = tuple(pause for pause in pauses if pause.trigger == "auto")
     durations = sorted(each.duration_s for each in measurements)
@@ -133,7 +134,7 @@ def _judge(policy: str, all_blocks: Sequence[BlockRecord]) -> PolicyResult:
         quantiles_s={
             f"p{100 * share:g}": quantile(durations, share) for share in (0.5, 0.99, 0.999)
         },
-        longest_s=durations[-1] if durations else 0.0,
+        longest_s=durations[-1] if durations else None,
         pauses=automatic,
         pause_count=sum(block.pause_count for block in blocks),
         longest_pause_s=max((pause.duration_s for pause in automatic), default=0.0),
@@ -153,6 +154,7 @@ def _judge(policy: str, all_blocks: Sequence[BlockRecord]) -> PolicyResult:
                 for each in block.doubts
             ),
             *_bursts(measurements),
+            *_surplus(blocks),
         ),
         together=sum(
             sample.together for block in blocks for _, samples in block.points for sample in samples
@@ -165,12 +167,29 @@ def _bursts(measurements: Sequence[Measurement]) -> list[str]:
     lengths = [each.duration_s for each in measurements if each.kind == NEXT]
     if not lengths:
         return []
-    share = sum(each < BURST * statistics.fmean(lengths) for each in lengths) / len(lengths)
+    short_s = BURST * statistics.fmean(lengths)
+    share = sum(each < short_s for each in lengths) / len(lengths)
     if share < BURSTS:
         return []
     return [
         f"{100 * share:.0f} % of the tokens came right behind another: this client or the API server lacks CPU,"
         " and medians and outliers are theirs, not the engine's"
+    ]
+
+
+def _surplus(blocks: Iterable[BlockRecord]) -> list[str]:
+    """A doubt where more came than the engine says it made: some of it holds no token."""
+    surplus = sum(
+        max(0, len(sample.tokens_s) - point.output_tokens)
+        for block in blocks
+        for point, samples in block.points
+        for sample in samples
+    )
+    if not surplus:
+        return []
+    return [
+        f"the engine sent {surplus:,} more events than it made tokens: some measurements are of no token, and"
+        " which is not known"
     ]
 
 
@@ -184,9 +203,9 @@ def _growth_bytes(blocks: Iterable[BlockRecord]) -> int | None:
     return grown
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which that share of the `ordered` ones lies; 0 where there are none."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """The value below which that share of the `ordered` ones lies; None where there are none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 def _measurements(policy: str, blocks: Iterable[BlockRecord]) -> Iterable[Measurement]:
@@ -261,17 +280,27 @@ class _Cover:
         return taken.most_common(1)[0][0]
 
 
-def _in_window(block: BlockRecord) -> list[Pause]:
-    """The pauses between a block's first and last token: the others are those of entering and restoring."""
-    samples = [sample for _, of_point in block.points for sample in of_point]
-    if not samples:
-        return []
-    begin_s = min(sample.started_s for sample in samples) + block.clock_offset_s
-    end_s = max(sample.tokens_s[-1] for sample in samples) + block.clock_offset_s
+def _spans(block: BlockRecord) -> list[tuple[float, float]]:
+    """When something was measured, as dates: each point from its first request to its last token. Between them are
+    warm-up, entering and restoring, which hold up nothing that counts."""
+    return [
+        (
+            min(sample.started_s for sample in samples) + block.clock_offset_s,
+            max(sample.tokens_s[-1] for sample in samples) + block.clock_offset_s,
+        )
+        for _, samples in block.points
+        if samples
+    ]
+
+
+def _pauses_in(block: BlockRecord, spans: Sequence[tuple[float, float]]) -> list[Pause]:
     return [
         pause
         for pause in block.pauses
-        if pause.started_s < end_s and pause.started_s + pause.duration_s > begin_s
+        if any(
+            pause.started_s < end_s and pause.started_s + pause.duration_s > begin_s
+            for begin_s, end_s in spans
+        )
     ]
 
 
@@ -283,7 +312,10 @@ def _longest_ladder(
     ladders: list[Ladder] = []
     for block in blocks:
         by_process: dict[str, list[Pause]] = defaultdict(list)
-        for pause in _in_window(block):
+        # Also those between two points: a ladder without one of its rungs would look like none.
+        spans = _spans(block)
+        whole = [(spans[0][0], spans[-1][1])] if spans else []
+        for pause in _pauses_in(block, whole):
             if pause.gc_generation == 2 and pause.trigger == "auto":
                 by_process[pause.process].append(pause)
         for process, pauses in by_process.items():

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import httpx
 
+from gc_sidecar.sweep.events import EventReader
 from gc_sidecar.sweep.plan import Point
 
 # Any vocabulary has these; at random, so that no server finds a prompt in its cache.
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 10, 99
-# An engine that sends nothing for so long will not.
+# An engine that sends no event for so long will not.
 TIMEOUT_S = 120.0
+LAST_EVENT = "[DONE]"
 JSON = {"Content-Type": "application/json"}
 
 
@@ -31,7 +33,8 @@ class DriveError(Exception):
 class Sample:
     """One request: when it was sent and when tokens came, in seconds of time.monotonic().
 
-    A busy server sends several at once: `together` is how many came along with another.
+    A busy server sends several at once: `together` is how many came along with another. One that sends events
+    without a token has more of `tokens_s` than its point has tokens.
     """
 
     started_s: float
@@ -119,7 +122,8 @@ class Driver:
 
     async def _send(self, http: httpx.AsyncClient, point: Point, body: bytes) -> Sample:
         events: list[tuple[float, str]] = []
-        started_s = time.monotonic()
+        reader = EventReader()
+        started_s = heard_s = time.monotonic()
         try:
             async with http.stream(
                 "POST", f"{self.url}/v1/completions", content=body, headers=JSON
@@ -129,9 +133,16 @@ class Driver:
                     raise DriveError(
                         f"at {point} the engine answered {answer.status_code}: {text[:300]}"
                     )
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        events.append((time.monotonic(), line[6:]))
+                async for chunk in answer.aiter_bytes():
+                    for text in reader.feed(chunk):
+                        heard_s = time.monotonic()
+                        events.append((heard_s, text))
+                    # httpx waits for any byte, and comments that keep a connection alive may come for ever.
+                    if time.monotonic() - heard_s > TIMEOUT_S:
+                        raise DriveError(
+                            f"at {point} the engine kept the stream open, but sent no event for {TIMEOUT_S:g} s"
+                        )
+                events += [(time.monotonic(), text) for text in reader.end()]
         except httpx.ReadTimeout:
             raise DriveError(f"at {point} the engine sent nothing for {TIMEOUT_S:g} s") from None
         except httpx.HTTPError as error:
@@ -145,6 +156,8 @@ def sample_of(point: Point, started_s: float, events: Iterable[tuple[float, str]
     tokens_s: list[float] = []
     made = None
     for came_s, text in events:
+        if text == LAST_EVENT:
+            continue
         try:
             content = json.loads(text)
             choices, usage = content.get("choices"), content.get("usage")
@@ -156,9 +169,14 @@ def sample_of(point: Point, started_s: float, events: Iterable[tuple[float, str]
                 made = int(usage["completion_tokens"])
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise DriveError(f"at {point} the engine failed: {text[:300]!r}") from None
+    if not tokens_s:
+        raise DriveError(
+            f"at {point} no token could be read from what the engine sent: it must stream server-sent events, each"
+            " with the token as one of its choices"
+        )
     if made is None:
         made = len(tokens_s)  # a server that does not tell
-    if made != point.output_tokens or not tokens_s:
+    if made != point.output_tokens:
         raise DriveError(
             f"at {point} the engine made {made} of {point.output_tokens} tokens: it must know ignore_eos, and its"
             " context must hold prompt and output"

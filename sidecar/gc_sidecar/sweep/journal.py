@@ -11,13 +11,16 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gc_sidecar.sweep.driver import Sample
+from gc_sidecar.sweep.files import naming
 from gc_sidecar.sweep.plan import Block, Plan, PlanError, Point
 
 NAME, LOCK_NAME = "sweep.jsonl", ".lock"
 FORMAT = "gc-sidecar.sweep/v1"
+# What is the same for all of a sweep, beside its plan.
+SAME = {"engine_url": "of the engine", "model": "of the model", "seed": "with the seed"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class BlockRecord:
 
 
 class Journal:
-    """The journal in `directory`, begun for `plan` or gone on with. Raises PlanError if it is another plan's.
+    """The journal in `directory`, to be begun for `plan` or gone on with. Raises PlanError if it is of
+    another plan, or of another engine or seed than `about` tells.
 
     `fresh` throws it away first, and the `reports` that were made of it.
     """
@@ -84,6 +88,7 @@ class Journal:
         reports: Iterable[str] = (),
     ) -> None:
         self.path = directory / NAME
+        self._plan = plan
         self.records: list[BlockRecord] = []
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = (directory / LOCK_NAME).open("w")  # until this process ends
@@ -97,7 +102,7 @@ class Journal:
         # Without a whole first line nothing has been measured: it was killed while it began.
         if self.path.exists() and b"\n" in self.path.read_bytes()[:1_000_000]:
             try:
-                self.about = self._read(plan, about["engine_url"])
+                self.about = self._read(about)
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 if isinstance(error, PlanError):
                     raise
@@ -107,9 +112,22 @@ class Journal:
         else:
             self.path.unlink(missing_ok=True)
             self.about = about
+
+    def begin(self, model: str | None) -> None:
+        """Begin it with this model, or go on; None is whichever it was. Raises PlanError if it was another."""
+        if not self.path.exists():
+            self.about = {**self.about, "model": model}
+            plan = self._plan
             self._append(
-                {"format": FORMAT, "plan": asdict(plan), "id": plan.fingerprint, "about": about}
+                {
+                    "format": FORMAT,
+                    "plan": asdict(plan),
+                    "id": plan.fingerprint,
+                    "about": self.about,
+                }
             )
+        elif model is not None:
+            self._compare(self.about, {"model": model})
 
     def close(self) -> None:
         """Leave it to another sweep."""
@@ -127,40 +145,57 @@ class Journal:
 
     def _append(self, line: dict[str, Any]) -> None:
         text = json.dumps(line, separators=(",", ":"))
-        with self.path.open("a", encoding="utf-8") as out:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as out:
             out.write(f"{text}\n")
             out.flush()
             os.fsync(out.fileno())
 
-    def _read(self, plan: Plan, engine_url: str) -> dict[str, Any]:
+    def _read(self, given: dict[str, Any]) -> dict[str, Any]:
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        head = _json(lines[0]) if lines else None
+        try:
+            head = _json(lines[0])
+        except ValueError:
+            head = None
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise PlanError(f"{self.path} is not the journal of a sweep; take another directory")
-        if head.get("id") != plan.fingerprint:
+        if head.get("id") != self._plan.fingerprint:
             raise PlanError(
                 f"{self.path} is the journal of a sweep with other points or settings: repeat them to go on with"
                 " it, take another directory, or begin anew with --fresh"
             )
         about = dict(head["about"])
-        if about["engine_url"] != engine_url:
+        if not {*SAME} <= about.keys():
             raise PlanError(
-                f"{self.path} is the journal of a sweep of {about['engine_url']}, not of {engine_url}: take"
-                " another directory, or begin anew with --fresh"
+                f"{self.path} was begun by an older gc-sidecar, which did not note model and seed: take another"
+                " directory, or begin anew with --fresh"
             )
+        self._compare(about, {name: given[name] for name in ("engine_url", "seed")})
         if not lines[-1].endswith("\n"):  # cut off in the middle of a line
             cut = len(lines.pop().encode())
             os.truncate(self.path, self.path.stat().st_size - cut)
-        records = [_record(json.loads(line)) for line in lines[1:]]
+        records = [_record(_json(line)) for line in lines[1:]]
         self.records = list({record.number: record for record in records}.values())
         return about
 
+    def _compare(self, begun: dict[str, Any], given: dict[str, Any]) -> None:
+        for name, value in given.items():
+            if value != begun[name]:
+                raise PlanError(
+                    f"{self.path} is the journal of a sweep {SAME[name]} {_word(begun[name])}, not"
+                    f" {_word(value)}: take another directory, or begin anew with --fresh"
+                )
+
+
+def _word(value: Any) -> Any:
+    return "none" if value is None else value
+
 
 def _json(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+    return json.loads(line, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number that was measured")
 
 
 def _record(line: dict[str, Any]) -> BlockRecord:

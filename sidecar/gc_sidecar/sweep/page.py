@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from gc_sidecar.sweep.analysis import CLIENT, NOT_GC, Measurement, Outlier, PolicyResult
 from gc_sidecar.sweep.journal import Pause
 from gc_sidecar.sweep.plan import POINT_FIELDS, Point
-from gc_sidecar.sweep.reporting import ladder_text, show
-from gc_sidecar_agent.commands.output import seconds, size
+from gc_sidecar.sweep.reporting import explanation, ladder_text, overview
+from gc_sidecar_agent.commands.output import UNKNOWN, seconds, size
 
 WIDTH, HEIGHT = 960, 260
 LEFT, RIGHT, TOP, BOTTOM = 70, 16, 12, 34
@@ -31,7 +31,8 @@ text { font: 12px system-ui, sans-serif; fill: #57606a } .grid { stroke: #d0d7de
 STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-pre { overflow-x: auto; font-size: 13px } svg { width: 100%; height: auto } figure { margin: 1.5rem 0 }
+pre { overflow-x: auto; font-size: 13px } .notes { white-space: pre-wrap }
+svg { width: 100%; height: auto } figure { margin: 1.5rem 0 }
 """
 
 
@@ -46,7 +47,8 @@ def write(results: Sequence[PolicyResult], about: dict[str, object]) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>gc-sidecar sweep</title>
 <meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>
 <h1>Latency under each GC policy</h1>
-<pre>{_text(show(results))}</pre>
+<pre>{_text(overview(results))}</pre>
+<pre class="notes">{_text(explanation(results))}</pre>
 {figures}
 <h2>About this sweep</h2><table>{rows}</table>
 </body></html>
@@ -75,7 +77,9 @@ def _flat(about: Mapping[str, object]) -> dict[str, object]:
 
 
 def _value(value: object) -> object:
-    """A list in a line: of a point its three numbers, as in the table."""
+    """A list in a line: of a point its three numbers, as in the table. A dash where there is nothing."""
+    if value is None:
+        return UNKNOWN
     if isinstance(value, dict) and set(value) == set(POINT_FIELDS):
         return str(Point(**value))
     if isinstance(value, (list, tuple)):

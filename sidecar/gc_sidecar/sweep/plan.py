@@ -50,14 +50,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole sweep. `requests` are sent at each point of each block; `warm_up` of them count for nothing."""
+    """A whole sweep. At each point of each block `requests` are sent, after `warm_up` that count for nothing.
+
+    `pause_budget_ms` is None where no policy has one.
+    """
 
     points: tuple[Point, ...]
     policies: tuple[str, ...]
     rounds: int
     requests: int
     warm_up: int
-    pause_budget_ms: float
+    pause_budget_ms: float | None
 
     def __post_init__(self) -> None:
         """Raises PlanError where a point's concurrency can never be reached."""
@@ -94,7 +97,9 @@ def grid(
 def read_points(path: Path) -> tuple[Point, ...]:
     """The points in a CSV file with a header, or a JSON file with a list of objects. Raises PlanError, OSError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # what Excel saves begins with a byte order mark
     except UnicodeDecodeError:
         raise PlanError(f"{path} is not UTF-8") from None
     if path.suffix == ".json":
@@ -105,7 +110,14 @@ def read_points(path: Path) -> tuple[Point, ...]:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise PlanError(f"{path} must hold a list of objects with {', '.join(POINT_FIELDS)}")
     else:
-        rows = list(csv.DictReader(text.splitlines()))
+        reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+        rows = list(reader)
+        missing = [name for name in POINT_FIELDS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise PlanError(
+                f"{path} has no column {', '.join(missing)}: its first line must be {','.join(POINT_FIELDS)}, with"
+                " commas between them"
+            )
     points = tuple(_point(row, f"{path}, point {number}") for number, row in enumerate(rows, 1))
     if not points:
         raise PlanError(f"{path} holds no point")
@@ -127,7 +139,7 @@ def _point(row: dict[str, object], where: str) -> Point:
 
 def check_policies(policies: Iterable[str]) -> tuple[str, ...]:
     """`policies`, each once and known. Raises PlanError."""
-    found = tuple(dict.fromkeys(policies))
+    found = tuple(dict.fromkeys(policy.strip() for policy in policies))
     unknown = [policy for policy in found if policy not in POLICIES]
     if unknown or not found:
         raise PlanError(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gc_sidecar.sweep.analysis import CAUSED, CLIENT, NOT_GC, OUTLIER, Ladder, PolicyResult
-from gc_sidecar_agent.commands.output import change, count, seconds, table
+from gc_sidecar.sweep.files import replacing
+from gc_sidecar_agent.commands.output import UNKNOWN, change, count, seconds, table
 
 REPORT_FORMAT = "gc-sidecar.sweep-report/v1"
 COLUMNS = (
@@ -22,37 +23,52 @@ CSV_FIELDS = (
 
 def show(results: Sequence[PolicyResult]) -> str:
     """The table, and what it means."""
-    rows = [
-        [
-            result.policy,
-            count(len(result.measurements)),
-            count(len(result.outliers)),
-            count(result.gc_outliers),
-            seconds(result.longest_s),
-            *(seconds(value) for value in result.quantiles_s.values()),
-            count(result.full_collections),
-            seconds(result.longest_pause_s or None),
-            change(result.growth_bytes),
-        ]
-        for result in results
+    return f"{overview(results)}\n\n{explanation(results)}"
+
+
+def overview(results: Sequence[PolicyResult]) -> str:
+    """The table: a row for each policy."""
+    return table(COLUMNS, [_row(result) for result in results])
+
+
+def _row(result: PolicyResult) -> list[str]:
+    begin = [result.policy, count(len(result.measurements))]
+    if not result.measurements:
+        return begin + [UNKNOWN] * (len(COLUMNS) - len(begin))
+    return [
+        *begin,
+        count(len(result.outliers)),
+        count(result.gc_outliers),
+        seconds(result.longest_s),
+        *(seconds(value) for value in result.quantiles_s.values()),
+        count(result.full_collections),
+        seconds(result.longest_pause_s or None),
+        change(result.growth_bytes),
     ]
-    parts = [table(COLUMNS, rows)]
-    for result in results:
-        parts.append("\n".join([f"{result.policy}: {_causes(result)}", *_notes(result)]))
+
+
+def explanation(results: Sequence[PolicyResult]) -> str:
+    """What there is to say of each policy, and what the columns mean."""
+    parts = [
+        "\n".join([f"{result.policy}: {_causes(result)}", *_notes(result)]) for result in results
+    ]
     parts.append(
         f"A measurement is one token's time. An outlier took more than {OUTLIER:g} times the median of its point's"
         " first\nor other tokens; GC caused it where pauses cover at least"
         f" {100 * CAUSED:g} % of what it took beyond that.\nFULL GCS and GC PAUSE (the longest) are automatic"
-        " ones; MEMORY is the growth of all processes together."
+        " ones while something was measured;\nMEMORY is the growth of all processes together."
     )
     return "\n\n".join(parts)
 
 
 def _causes(result: PolicyResult) -> str:
+    if not result.measurements:
+        return "nothing measured"
     if not result.outliers:
         return "no outlier"
     parts = [f"{number} by {cause}" for cause, number in result.causes.most_common()]
-    return f"{len(result.outliers)} outliers: {', '.join(parts)}"
+    what = "outlier" if len(result.outliers) == 1 else "outliers"
+    return f"{count(len(result.outliers))} {what}: {', '.join(parts)}"
 
 
 def _notes(result: PolicyResult) -> list[str]:
@@ -64,11 +80,12 @@ def _notes(result: PolicyResult) -> list[str]:
     notes += [f"  IN DOUBT: {doubt}" for doubt in result.doubts]
     if result.lost_pauses:
         notes.append(
-            f"  {result.lost_pauses} pauses are not known one by one, so more outliers than these may be theirs"
+            f"  pauses that are not known one by one: {count(result.lost_pauses)}, so more outliers than these"
+            " may be theirs"
         )
     if result.together:
         notes.append(
-            f"  {count(result.together)} tokens came together with another: such a measurement is of several"
+            f"  tokens that came together with another: {count(result.together)}; such a measurement is of several"
         )
     return notes
 
@@ -132,7 +149,7 @@ def _policy_document(result: PolicyResult) -> dict[str, Any]:
 
 def write_csv(results: Iterable[PolicyResult], path: Path) -> None:
     """Every measurement in a line of its own."""
-    with path.open("w", newline="", encoding="utf-8") as out:
+    with replacing(path) as out:
         writer = csv.writer(out)
         writer.writerow(CSV_FIELDS)
         for result in results:
@@ -141,7 +158,7 @@ def write_csv(results: Iterable[PolicyResult], path: Path) -> None:
                 point = each.point
                 writer.writerow(
                     (
-                        each.policy, each.block, each.index, point.prompt_tokens, point.output_tokens,
+                        each.policy, each.block + 1, each.index, point.prompt_tokens, point.output_tokens,
                         point.concurrency, each.kind, f"{each.started_s:.6f}", f"{each.duration_s:.6f}",
                         causes.get(each.index, ""),
                     )

@@ -22,6 +22,7 @@ from gc_sidecar.sweep.driver import DriveError, Driver, Sample
 from gc_sidecar.sweep.journal import BlockRecord, Memory, Pause, Reason
 from gc_sidecar.sweep.plan import Block, Plan, Point
 from gc_sidecar_agent.client import Client, ClientError
+from gc_sidecar_agent.supervise import ENDING
 
 # Renewed twice in that; a sweep that is killed leaves its policy in force no longer.
 LEASE_S = 90.0
@@ -30,8 +31,9 @@ RESTORE_WITHIN_S, RETRY_S = 30.0, 0.2
 MAXIMUM_PAUSES = 10_000
 # Shorter ones make no token late; there may be thousands a minute.
 SHORTEST_PAUSE_S = 0.0005
-# The window of a sweep that was killed is closed after this.
-LONGEST_POINT_S = 3600.0
+# The window of a sweep that was killed is closed after this: there may be only so many. It is asked for four times
+# meanwhile, for a point may take longer.
+WINDOW_PATIENCE_S = 240.0
 # Of so many tokens a sidecar knows, if they are of its engine.
 LEAST_TOKENS = 100
 # Of the time that was read before, for a pause is told of when it has ended.
@@ -111,7 +113,7 @@ class Session:
                     points.append((point, tuple(samples)))
                     memory.append(self._memory())
                     pauses.read()
-                    self._client.get_window(window_id)  # it is not abandoned
+                was_open = self._client.get_window(window_id).body["window"]["state"] == "open"
             answer = self._client.get_window(window_id)
             pauses.read()
             verdict = answer.body["window"]["verdict"]
@@ -120,6 +122,9 @@ class Session:
                 for each in verdict["reasons"]
                 if each["code"] not in EXPECTED_REASONS
             ]
+            if not was_open:
+                detail = "the window was closed before the block had ended"
+                disturbances.append(Reason("window_closed", detail))
             step_s = clock_offset_s() - offset_s
             if abs(step_s) > CLOCK_S:
                 detail = (
@@ -150,16 +155,28 @@ class Session:
     @contextlib.contextmanager
     def _window(self, block: Block) -> Iterator[str]:
         """A window that is closed at the end, however that comes: no more than 16 may be open."""
-        window_id = f"sweep-{block.number}-{time.time_ns()}"
+        window_id = f"sweep-{block.number + 1}-{time.time_ns()}"
         limits = {"max_pause_ms": WINDOW_LIMIT_MS, "max_stall_share": 1}
         self._client.open_window(
-            window_id=window_id, name=block.name, abandon_after_s=LONGEST_POINT_S, **limits
+            window_id=window_id, name=block.name, abandon_after_s=WINDOW_PATIENCE_S, **limits
+        )
+        ended = threading.Event()
+        keeper = threading.Thread(
+            target=self._keep_window, args=(ended, window_id), name="sweep-window", daemon=True
         )
         try:
+            keeper.start()
             yield window_id
         finally:
+            ended.set()
             with contextlib.suppress(ClientError):
                 self._client.close_window(window_id)
+
+    def _keep_window(self, ended: threading.Event, window_id: str) -> None:
+        """Ask for it now and then, so that it is not taken for abandoned."""
+        while not ended.wait(WINDOW_PATIENCE_S / 4):
+            with contextlib.suppress(ClientError):
+                self._client.get_window(window_id)
 
     @contextlib.contextmanager
     def _policy(self, policy: str) -> Iterator[list[ClientError]]:
@@ -312,12 +329,11 @@ def clock_offset_s() -> float:
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Whoever is impatient and interrupts a second time would keep the engine from its normal GC."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    before = [signal.signal(number, signal.SIG_IGN) for number in ENDING]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(ENDING, before, strict=True):
             signal.signal(number, handler)
 
 

@@ -131,8 +131,10 @@ def add_switch(
     )
 
 
-def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of every client verb: where the sidecar is, and how to print."""
+def add_client_arguments(
+    parser: argparse.ArgumentParser, json: str = "print the sidecar's JSON answer, untouched"
+) -> None:
+    """The flags of every client verb: where the sidecar is, and how to print; `json` says what --json does."""
     # Here and below: what has no client, doctor and the embedded engine, starts without HTTP's modules.
     from gc_sidecar_agent.client import DEFAULT_URL
 
@@ -149,7 +151,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with the bearer token, where the sidecar asks for one",
     )
-    add_switch(parser, "--json", help="print the sidecar's JSON answer, untouched")
+    add_switch(parser, "--json", help=json)
 
 
 def add_change_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import accumulate
 
@@ -10,8 +11,8 @@ import pytest
 from gc_sidecar.sweep.analysis import CLIENT, FIRST, NOT_GC, PolicyResult, judge, quantile
 from gc_sidecar.sweep.driver import Sample
 from gc_sidecar.sweep.journal import Reason
-from gc_sidecar.sweep.reporting import show
-from tests.unit.sweep.samples import MEBIBYTE, STEP_S, block, pause, sample
+from gc_sidecar.sweep.reporting import document, show
+from tests.unit.sweep.samples import MEBIBYTE, POINT, STEP_S, block, pause, sample
 
 STALL_S = 0.1
 
@@ -102,6 +103,26 @@ def test_a_block_in_which_something_else_happened_is_named() -> None:
     assert "LEFT OUT" in show([nothing])
 
 
+def test_a_policy_of_which_nothing_was_measured_has_no_result() -> None:
+    ended = Reason("policy_ended", "worker left freeze")
+    (nothing,) = judge([block([sample(0.0)], policy="freeze", disturbances=[ended])])
+    text = show([nothing])
+    assert text.splitlines()[1].split() == ["freeze", "0", *["-"] * 9]
+    assert "freeze: nothing measured" in text
+    assert "no outlier" not in text
+    (row,) = document([nothing], {})["policies"]
+    assert (row["measurements"], row["longest_s"], row["p99_s"]) == (0, None, None)
+
+
+def test_a_pause_between_two_points_or_in_a_warm_up_counts_for_nothing() -> None:
+    between, inside = pause(0.9, 0.3), pause(0.2, 0.01)
+    record = block([sample(0.0)], [inside, between])
+    points = (*record.points, (POINT, (sample(2.0),)))
+    (result,) = judge([replace(record, points=points)])
+    assert result.pauses == (inside,)
+    assert (result.full_collections, result.longest_pause_s) == (1, 0.01)
+
+
 def test_a_doubt_is_told_and_the_block_counts() -> None:
     result = judged([sample(0.0)], doubts=[Reason("other_engine", "hardly any")])
     assert len(result.measurements) == 100
@@ -113,6 +134,26 @@ def test_tokens_that_come_in_bursts_are_no_measure_of_the_engine() -> None:
     result = judged([Sample(0.0, tuple(times))])
     assert "91 % of the tokens came right behind another" in " ".join(result.doubts)
     assert judged([sample(0.0)]).doubts == ()
+
+
+def test_a_sweep_of_many_tokens_is_judged_in_time_that_grows_with_them_alone() -> None:
+    many = [sample(10.0 * number) for number in range(600)]
+    began_s = time.process_time()
+    (result,) = judge([block(many)])
+    assert len(result.measurements) == 60_000
+    assert time.process_time() - began_s < 10
+
+
+def test_more_events_than_tokens_are_a_doubt() -> None:
+    result = judged([sample(0.0, tokens=102), sample(5.0)])
+    assert "sent 2 more events than it made tokens" in " ".join(result.doubts)
+
+
+@pytest.mark.parametrize(
+    ("stalls", "told"), [({50: 0.1}, "1 outlier:"), ({40: 0.1, 50: 0.1}, "2 outliers:")]
+)
+def test_outliers_are_counted_in_plain_english(stalls: dict[int, float], told: str) -> None:
+    assert f"off: {told}" in show([judged([sample(0.0, stalls)])])
 
 
 def test_a_stall_that_engine_and_client_caused_together_is_of_who_took_more_of_it() -> None:
@@ -145,6 +186,18 @@ def test_a_ladder_is_full_collections_whose_gaps_grow_as_cpythons_rule_has_it(
     assert result.ladder.is_one is is_one
 
 
+def test_a_rung_between_two_points_is_one_of_its_ladder() -> None:
+    starts_s = [*accumulate(0.2 * 1.25**rung for rung in range(6))]
+    record = block([sample(0.0, tokens=300)], [pause(start_s, 0.001) for start_s in starts_s])
+    # The first point ends at 1.5 s, between the fifth rung and the sixth.
+    assert starts_s[4] > 1.5 < starts_s[5]
+    points = (*record.points, (POINT, (sample(1.75, tokens=300),)))
+    (result,) = judge([replace(record, points=points)])
+    assert result.ladder is not None
+    assert len(result.ladder.indices) == 6
+    assert result.full_collections == 5
+
+
 def test_gaps_that_go_up_and_down_are_no_ladder() -> None:
     starts_s = [0.5, 1.0, 2.0, 2.5, 3.0, 4.25]
     result = judged([sample(0.0, tokens=2_000)], [pause(start_s, 0.001) for start_s in starts_s])
@@ -167,4 +220,4 @@ def test_a_few_full_collections_are_no_ladder() -> None:
 def test_quantiles_are_measured_values() -> None:
     values = [float(i) for i in range(1, 101)]
     assert (quantile(values, 0.5), quantile(values, 0.99), quantile(values, 1.0)) == (51, 100, 100)
-    assert quantile([], 0.5) == 0.0
+    assert quantile([], 0.5) is None

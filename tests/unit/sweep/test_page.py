@@ -48,7 +48,16 @@ def test_what_machines_read_has_every_outlier_and_every_measurement(tmp_path: Pa
     with (tmp_path / "m.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 200
+    assert {row["block"] for row in rows} == {"1", "2"}, "as they are named everywhere else"
     assert [row["outlier_cause"] for row in rows if row["outlier_cause"]] == [
         "worker dp0 rank 1",
         "something else",
     ]
+
+
+def test_long_notes_are_wrapped_and_the_table_is_not() -> None:
+    text = page.write(RESULTS, {})
+    table, notes = re.findall("<pre.*?</pre>", text, re.DOTALL)
+    assert table.startswith("<pre>POLICY")
+    assert notes.startswith('<pre class="notes">off: 2 outliers')
+    assert ".notes { white-space: pre-wrap }" in text

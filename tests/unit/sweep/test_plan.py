@@ -36,6 +36,7 @@ def test_another_plan_has_another_fingerprint() -> None:
     ("name", "text"),
     [
         ("points.csv", "prompt_tokens,output_tokens,concurrency\n16,8,1\n32,8,2\n"),
+        ("points.csv", "\ufeffprompt_tokens, output_tokens, concurrency\r\n16, 8, 1\r\n32, 8, 2\r\n"),
         ("points.json", '[{"prompt_tokens": 16, "output_tokens": 8, "concurrency": 1},'
          ' {"prompt_tokens": 32, "output_tokens": 8, "concurrency": 2}]'),
     ],
@@ -50,7 +51,10 @@ def test_points_are_read_from_a_file(tmp_path: Path, name: str, text: str) -> No
     ("name", "text", "told"),
     [
         ("p.csv", "prompt_tokens,output_tokens,concurrency\n", "holds no point"),
-        ("p.csv", "prompt_tokens,output_tokens\n16,8\n", "point 1: concurrency is None"),
+        ("p.csv", "prompt_tokens,output_tokens\n16,8\n", "has no column concurrency"),
+        ("p.csv", "prompt_tokens;output_tokens;concurrency\n16;8;1\n", "no column prompt_tokens.*commas"),
+        ("p.csv", "", "has no column"),
+        ("p.csv", "prompt_tokens,output_tokens,concurrency\n16,8\n", "point 1: concurrency is None"),
         ("p.csv", "prompt_tokens,output_tokens,concurrency\n16,0,1\n", "output_tokens is 0"),
         ("p.csv", "prompt_tokens,output_tokens,concurrency\n16,8,1\nmany,8,1\n", "point 2: prompt_tokens"),
         ("p.json", "[", "is not JSON"),
@@ -73,6 +77,6 @@ def test_a_concurrency_that_is_never_reached_is_refused() -> None:
 
 
 def test_policies_are_known_and_each_is_taken_once() -> None:
-    assert check_policies(["budget", "off", "budget"]) == ("budget", "off")
+    assert check_policies(["budget", " off", "budget "]) == ("budget", "off")
     with pytest.raises(PlanError, match="melt is no policy: take some of off, freeze, budget"):
         check_policies(["off", "melt"])

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from gc_sidecar.sweep.driver import DriveError, Driver
+from gc_sidecar.sweep import session as session_module
+from gc_sidecar.sweep.driver import DriveError, Driver, Sample
+from gc_sidecar.sweep.plan import Point
 from gc_sidecar.sweep.session import EnginePauses, Session, doubts
 from gc_sidecar_agent.client import Answer, Client, ClientError
 from tests.sidecar_process import wait_for
@@ -25,9 +27,21 @@ class StandInClient(Client):
     def __init__(self, answer: Callable[[str, str], dict[str, Any]]) -> None:
         super().__init__("http://localhost:1")
         self._answer = answer
+        self.sent: list[tuple[str, Any]] = []
 
     def request(self, method: str, path: str, fields: Any = None, timeout_s: float = 1.0) -> Answer:
+        self.sent.append((path, fields))
         return Answer(200, "", self._answer(method, path))
+
+
+class StandInDriver(Driver):
+    """An engine of which one request is measured at each point."""
+
+    def __init__(self) -> None:
+        super().__init__("http://a", "model", None)
+
+    async def drive(self, point: Point, requests: int, warm_up: int) -> list[Sample]:
+        return [sample(0.0)]
 
 
 # --- whose tokens they were ---
@@ -115,3 +129,39 @@ def test_a_lease_is_lost_where_no_renewal_comes_through_in_time(
         wait_for("it is lost", lambda: bool(lost) or not is_lost)
         assert bool(lost) is is_lost
         lost.clear()
+
+
+# --- its window ---
+
+
+def test_a_window_is_asked_for_so_often_that_only_one_of_a_killed_sweep_is_abandoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert session_module.WINDOW_PATIENCE_S <= 300
+    monkeypatch.setattr(session_module, "WINDOW_PATIENCE_S", 0.2)
+    client = StandInClient(lambda method, path: {})
+    session = Session(client, Driver("http://a", "model", None), PLAN, "owner", lambda line: None)
+    with session._window(PLAN.blocks()[0]) as window_id:
+        asked = (f"/gc/windows/{window_id}", None)
+        wait_for("it is asked for", lambda: client.sent.count(asked) > 3)
+    (_, opened), (closed, _) = client.sent[0], client.sent[-1]
+    assert (opened["window_id"], opened["abandon_after_s"]) == (window_id, 0.2)
+    assert closed == f"/gc/windows/{window_id}/close"
+
+
+@pytest.mark.parametrize("state", ["open", "closed"])
+def test_a_block_whose_window_somebody_closed_is_left_out(state: str) -> None:
+    verdict: dict[str, Any] = {
+        "reasons": [], "lost_records": 0, "processes": [], "latency": {"tokens": None},
+    }  # fmt: skip
+    body = {
+        "policy": {"mode": "off", "owner": None},
+        "processes": [],
+        "window": {"state": state, "verdict": verdict},
+        **pauses_body(complete_since_s=BEGAN_S),
+    }
+    client = StandInClient(lambda method, path: body)
+    session = Session(client, StandInDriver(), PLAN, "owner", lambda line: None)
+    record = session.run_block(PLAN.blocks()[0])
+    codes = [reason.code for reason in record.disturbances]
+    assert codes == ([] if state == "open" else ["window_closed"])
