@@ -7,6 +7,7 @@ the module of the verb that was asked for is imported, so `gc-sidecar status` st
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -89,17 +90,33 @@ def dispatch(verbs: Mapping[str, Verb], argv: Sequence[str] | None, version: str
     if args.verb is None:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
+    if sys.stdout is None:  # closed (`>&-`): nobody wants to hear, and no verb has to mind
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     try:
         code = int(args.run(args))
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Who read our output has seen enough (`| head`); flushing it at exit would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Who read our output has seen enough (`| head`).
+        _write_no_more()
         return EXIT_OK
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAULTS or error.filename is not None:
+            raise
+        _write_no_more()
+        print(f"gc-sidecar: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+# How a write to a full disk or to a terminal that is gone fails.
+_OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+
+
+def _write_no_more() -> None:
+    """Flushing what is left at exit would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser(verbs: Mapping[str, Verb], chosen: str | None) -> argparse.ArgumentParser:

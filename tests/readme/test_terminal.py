@@ -176,7 +176,7 @@ def test_top_shows_policy_processes_memory_and_pauses_within_the_screen(
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     for role, count in (("api_server", 1), ("engine_core", 1), ("worker", 2)):
-        rows = re.findall(rf"^{role} .* applied .* [mu]?s .* [KMG]iB", text, re.MULTILINE)
+        rows = re.findall(rf"^{role} .* normal GC .* [mu]?s .* [KMG]iB", text, re.MULTILINE)
         assert len(rows) == count, text
     assert re.search(r"^pauses .*[▁▂▃▄▅▆▇█].* longest [\d.]+ m?s in the last 5 min$", text, re.M)
     assert re.search(r"^memory .*[▁▂▃▄▅▆▇█].* [\d.]+ [MG]iB, .* meanwhile$", text, re.M)
@@ -268,7 +268,7 @@ def test_there_is_no_colour_where_nobody_wants_it(
     no_color: dict[str, str], sidecar: SidecarProcess, terminal: Terminal
 ) -> None:
     with terminal.running(top(), environment(sidecar.url, **no_color)):
-        terminal.wait_for("^worker .*applied")
+        terminal.wait_for("^worker .*normal GC")
         text = "\n".join(terminal.lines("-e"))
     assert bool(COLOUR.search(text)) == (not no_color)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -195,13 +196,55 @@ def test_what_is_older_than_the_sparkline_is_not_in_it() -> None:
 
 def test_a_broken_connection_is_shown_over_what_was_seen_last() -> None:
     model = model_of()
-    model.failed(ClientError("unreachable", "no sidecar answers"), NOW - 9)
-    model.failed(ClientError("unreachable", "no sidecar answers"), NOW)
+    model.answered(STATUS, [], NOW - 9)
+    model.failed(ClientError("unreachable", "no sidecar answers"))
+    model.failed(ClientError("unreachable", "no sidecar answers"))
     lines = shown(model)
     assert lines[1] == "NO ANSWER for 9 s, trying again: no sidecar answers"
     assert line_of(lines, "worker ")
     model.answered(STATUS, [], NOW)
     assert "NO ANSWER" not in "".join(shown(model))
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "interval_s", "is_told"), [(5, 1, False), (7, 1, True), (7, 5, False)]
+)
+def test_an_answer_that_does_not_come_is_told_before_anybody_gives_up(
+    silent_s: float, interval_s: float, is_told: bool
+) -> None:
+    model = Model("http://localhost:9470", interval_s=interval_s)
+    model.answered(STATUS, [], NOW - silent_s)
+    lines = shown(model)
+    assert lines[1].startswith("NO ANSWER for 7 s, trying again: the sidecar has not") == is_told
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/gc", {**STATUS, "policy": {"mode": "budget", "pause_budget_ms": "5"}}),
+        ("/gc", {**STATUS, "processes": [process(memory={"anonymous_bytes": 10**400})]}),
+        ("/gc", {**STATUS, "processes": [process(pid=[1])]}),
+        ("/gc/pauses", {"pauses": [pause(pid={"a": 1})]}),
+        ("/gc/pauses", {"pauses": [pause(rank=[1])]}),
+        ("/gc/pauses", {"pauses": [pause(duration_s=float("nan"))]}),
+    ],
+)
+def test_an_answer_that_cannot_be_shown_is_told_and_the_next_one_is_shown(
+    sidecar: AnsweringSidecar, path: str, body: dict[str, Any]
+) -> None:
+    args = argparse.Namespace(url=sidecar.url, token_file=None, json=False)
+    model = Model(sidecar.url)
+    watching = top.Watching(args, model)
+    in_order = sidecar.answers[path]
+    sidecar.answers[path] = body
+    watching.look()
+    frame(model, model.now_s(), 80, 24)
+    if model.error is not None:
+        assert "cannot be read" in model.error.detail
+    sidecar.answers[path] = in_order
+    watching.look()
+    assert model.error is None
+    assert model.status == sidecar.answers["/gc"]
 
 
 # --- more processes than lines ---

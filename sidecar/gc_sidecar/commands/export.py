@@ -12,6 +12,7 @@ import gzip
 import json
 import re
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        warn(f"export: {args.out}: {error.strerror}")
+        warn(f"export: {args.out or 'standard output'}: {error.strerror}")
         return EXIT_FAILED
     for note in memories.notes:
         warn(f"export: {note}")
@@ -368,9 +369,11 @@ def make_trace(memories: Memories, base_ns: int = 0) -> Trace:
 def _slice(
     name: str, category: str, document: dict[str, Any], begun: str, args: dict[str, Any]
 ) -> Slice:
-    length_s = document.get("duration_s") or 0.0
     begun_ns = _microseconds(document, begun) * MICRO
-    return Slice(name, category, begun_ns, max(0, round(length_s * 1e9)), args)
+    length_s = document.get("duration_s")
+    # Of what goes on no length is told yet: it reaches until now.
+    length_ns = time.time_ns() - begun_ns if length_s is None else round(length_s * 1e9)
+    return Slice(name, category, begun_ns, max(0, length_ns), args)
 
 
 def _of_operation(operation: dict[str, Any]) -> dict[str, Any]:

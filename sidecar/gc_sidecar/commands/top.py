@@ -78,6 +78,8 @@ HISTORY_S = 300.0
 SHOWN_FROM_S = 0.005
 # Whoever has paused so recently is not calm.
 BUSY_S = 10.0
+# An answer that takes longer than this after its turn is missed: what is shown may not be so any more.
+SILENT_S = 5.0
 # How often we look for a key and at the size of the terminal.
 GLANCE_S = 0.2
 KEPT_PAUSES = 5_000
@@ -98,6 +100,7 @@ SCROLLING = {
     b"\x1b[5~": (0, -1), b"\x1b[6~": (0, 1), b" ": (0, 1),
 }  # fmt: skip
 ANSWER_STYLES = {"yes": "bold green", "no": "bold red"}
+UNREAL_SIZE = (500, None)
 QUITTING = (b"q", b"Q")
 RETURNING = (b"\x1b[H", b"\x1bOH", b"\x1b[1~", b"g")
 
@@ -128,9 +131,9 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_USAGE
     if args.json:
         return _answer(args)
-    model = Model(make_client(args).url)
-    watching = Watching(args, model)
     interval_s = max(args.interval or 0.0, MINIMUM_INTERVAL_S)
+    model = Model(make_client(args).url, interval_s=interval_s)
+    watching = Watching(args, model)
     console = _console()
     if args.once:
         watching.look()
@@ -156,7 +159,13 @@ def _answer(args: argparse.Namespace) -> int:
 def _console() -> Console:
     # A terminal that cannot move its cursor gets plain frames.
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-    return Console(file=sys.stdout, force_terminal=is_terminal, highlight=False, markup=False)
+    return _Console(file=sys.stdout, force_terminal=is_terminal, highlight=False, markup=False)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Not an exit of its own: every verb ends alike where nobody reads on."""
+        raise BrokenPipeError
 
 
 def _print_frames(console: Console, model: Model, watching: Watching, interval_s: float) -> int:
@@ -204,7 +213,10 @@ class Model:
     url: str
     status: dict[str, Any] = field(default_factory=dict)
     error: ClientError | None = None
-    broken_at: float | None = None
+    # When the last answer came, by the sidecar's clock; at first, when it was begun to ask.
+    heard_s: float = field(default_factory=time.time)
+    # How often it is asked.
+    interval_s: float = MINIMUM_INTERVAL_S
     exit_code: int = EXIT_UNREACHABLE
     pauses: deque[Seen] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
     memory: deque[tuple[float, dict[Key, int]]] = field(default_factory=deque)
@@ -219,12 +231,16 @@ class Model:
         """Now, by the sidecar's clock."""
         return time.time() + self.clock_ahead_s
 
+    def is_current(self, now: float) -> bool:
+        """Whether what was seen is of now, as far as is known."""
+        return self.error is None and now - self.heard_s <= self.interval_s + SILENT_S
+
     def answered(
         self, status: dict[str, Any], pauses: Sequence[dict[str, Any]], now: float
     ) -> None:
         """Take in an answer."""
         self.version += 1
-        self.status, self.error, self.broken_at = status, None, None
+        self.status, self.error, self.heard_s = status, None, now
         rows = rows_of(status)
         anonymous = {
             _key(row): row["memory"]["anonymous_bytes"]
@@ -243,11 +259,16 @@ class Model:
         there = {_key(row) for row in rows}
         self.last_full = {key: seen for key, seen in self.last_full.items() if key in there}
 
-    def failed(self, error: ClientError, now: float) -> None:
+    def forget(self) -> None:
+        """Let go of what was seen, for something in it cannot be shown."""
+        self.status = {}
+        for kept in (self.pauses, self.memory, self.last_full):
+            kept.clear()
+
+    def failed(self, error: ClientError) -> None:
         """Take in that there was no answer; what was seen before stays to be shown."""
         self.version += 1
         self.error = error
-        self.broken_at = self.broken_at or now
 
 
 def _key(process: dict[str, Any]) -> Key:
@@ -278,32 +299,41 @@ class Watching:
     def look(self) -> None:
         """Ask once."""
         try:
-            # A new client each time: the file with the token may have changed.
-            client = make_client(self._args)
-            answer = client.get_status()
-            # By the sidecar's clock, which its times are of.
-            now_s = time.time() + answer.clock_ahead_s
-            if self._long is None:
-                since = time_text(now_s - HISTORY_S)
-                self._long = PauseFeed({"min_duration_s": SHOWN_FROM_S, "since": since})
-            young = (
-                pause for pause in self._long.ask(client).pauses if pause.get("gc_generation") != 2
-            )
-            pauses = [*self._full.ask(client).pauses, *young]
+            self._ask()
         except UsageError as error:
             self._failed(ClientError("token_unavailable", str(error)))
-            return
         except ClientError as error:
             self._failed(error)
-            return
+        except Exception as error:  # whatever it was told: this thread goes on, and says so
+            with self._model.lock:
+                self._model.forget()
+            what = f"the sidecar's answer cannot be read ({type(error).__name__}: {error})"
+            self._failed(ClientError("unreadable_answer", what))
+
+    def _ask(self) -> None:
+        # A new client each time: the file with the token may have changed.
+        client = make_client(self._args)
+        answer = client.get_status()
+        # By the sidecar's clock, which its times are of.
+        now_s = time.time() + answer.clock_ahead_s
+        if self._long is None:
+            since = time_text(now_s - HISTORY_S)
+            self._long = PauseFeed({"min_duration_s": SHOWN_FROM_S, "since": since})
+        young = (
+            pause for pause in self._long.ask(client).pauses if pause.get("gc_generation") != 2
+        )
+        pauses = [*self._full.ask(client).pauses, *young]
+        exit_code = judge(answer)
         with self._model.lock:
             self._model.clock_ahead_s = answer.clock_ahead_s
             self._model.answered(answer.body, pauses, now_s)
-            self._model.exit_code = judge(answer)
+            self._model.exit_code = exit_code
+            # Who draws it must not be the first to find that it cannot be shown.
+            frame(self._model, now_s, *UNREAL_SIZE)
 
     def _failed(self, error: ClientError) -> None:
         with self._model.lock:
-            self._model.failed(error, self._model.now_s())
+            self._model.failed(error)
 
 
 # --- one frame ---
@@ -370,7 +400,7 @@ def frame(
             ("LATEST PAUSES", "bold"), f"  full, and young from {seconds(SHOWN_FROM_S)}"
         )
         lines += [Text(), title, *_latest(pauses[:latest], now)]
-    if model.error is not None:
+    if not model.is_current(now):
         for text in lines:
             text.stylize("dim")  # it is of before
     lines = [*head, *lines]
@@ -386,10 +416,10 @@ def _title(model: Model, now: float, width: int, has_keys: bool) -> Iterator[Tex
     left = f"gc-sidecar top  {word(model.url)}"
     left = left[: max(0, width - len(right) - 2)]
     yield Text.assemble((left, "bold"), right.rjust(width - len(left)))
-    if model.error is not None and model.broken_at is not None:
+    if not model.is_current(now):
+        why = word(model.error.detail) if model.error else "the sidecar has not answered yet"
         yield Text(
-            f"NO ANSWER for {max(0.0, now - model.broken_at):.0f} s, trying again: {word(model.error.detail)}",
-            "bold red",
+            f"NO ANSWER for {max(0.0, now - model.heard_s):.0f} s, trying again: {why}", "bold red"
         )
 
 
@@ -730,7 +760,9 @@ class Screen:
             with _keys() as read_keys, self._live() as live:
                 drawn: tuple[Any, ...] | None = None
                 while True:
-                    state = (self._model.version, self._console.size, self._offset)
+                    # Once a second too: the clock goes on, and somebody may have fallen silent.
+                    second = int(time.monotonic())
+                    state = (self._model.version, self._console.size, self._offset, second)
                     if state != drawn:
                         live.update(self._frame(), refresh=True)
                         drawn = state

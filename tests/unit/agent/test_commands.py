@@ -722,3 +722,22 @@ def test_a_reader_that_has_seen_enough_is_no_error(sidecar: StandInSidecar) -> N
     )
     assert result.stdout.startswith("policy")
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [(">&-", 0, ""), (">/dev/full", 1, "cannot write to standard output: No space left on device")],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(
+    sidecar: StandInSidecar, output: str, code: int, said: str
+) -> None:
+    sidecar.replies = [Reply(body=STATUS)]
+    result = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m gc_sidecar_agent status {output}"],
+        env={"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "GC_SIDECAR_URL": sidecar.url},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stdout) == (code, "")
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
