@@ -6,13 +6,15 @@ nothing but the standard library; and it goes through no proxy, for the sidecar 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import math
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -79,6 +81,8 @@ class Answer:
     retry_after_s: float | None = None
     # How far the sidecar's clock is ahead of ours, to within a second; 0 where it does not say.
     clock_ahead_s: float = 0.0
+    # The sidecar's own time, in whole seconds since 1970; None where it does not say.
+    date_s: float | None = None
 
     @property
     def operation(self) -> dict[str, Any]:
@@ -217,9 +221,10 @@ class Client:
             headers["Content-Type"] = "application/json"
         connection = self._connection(self._host, self._port, timeout=timeout_s)
         try:
-            connection.request(method, self._prefix + path, body=data, headers=headers)
-            response = connection.getresponse()
-            text = response.read().decode("utf-8", "replace")
+            with _hung_up_after(timeout_s, connection):
+                connection.request(method, self._prefix + path, body=data, headers=headers)
+                response = connection.getresponse()
+                text = response.read().decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error, timeout_s) from error
         finally:
@@ -229,13 +234,15 @@ class Client:
             raise self._refusal(response, text, body)
         if body is None:
             raise self._stranger(response.status, text)
+        date_s = _date_s(response.getheader("Date"))
         return Answer(
             response.status,
             text,
             body,
             response.getheader("Location"),
             _seconds(response.getheader("Retry-After")),
-            _clock_ahead_s(response.getheader("Date")),
+            _clock_ahead_s(date_s),
+            date_s,
         )
 
     def _change(self, path: str, fields: Fields, method: str = "POST") -> Answer:
@@ -325,6 +332,36 @@ _CONNECTIONS: dict[str, Callable[..., http.client.HTTPConnection]] = {
     "https": http.client.HTTPSConnection,
 }
 
+
+@contextlib.contextmanager
+def _hung_up_after(timeout_s: float, connection: http.client.HTTPConnection) -> Iterator[None]:
+    """Connect, and hang up after so long: the timeout of a socket begins anew with every byte that comes."""
+    begun = time.monotonic()
+    connection.connect()
+    sock = connection.sock  # the connection itself lets go of it early
+    is_over = threading.Event()
+
+    def hang_up() -> None:
+        is_over.set()
+        with contextlib.suppress(OSError):
+            # Not the method of a TLS socket, which would unwrap it while it is being read.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, timeout_s - (time.monotonic() - begun)), hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if not is_over.is_set():
+            raise
+    finally:
+        timer.cancel()
+        timer.join()
+    if is_over.is_set():
+        raise TimeoutError(f"not all of it came within {timeout_s:g} s")
+
+
 _BROKEN_OFF = (ConnectionResetError, BrokenPipeError, http.client.HTTPException)
 
 
@@ -345,12 +382,17 @@ def _seconds(header: str | None) -> float | None:
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
-def _clock_ahead_s(header: str | None) -> float:
-    """By a Date header, which has whole seconds: less than that is no difference."""
+def _date_s(header: str | None) -> float | None:
+    """What a Date header says, in seconds since 1970; None for nonsense."""
     try:
-        ahead_s = parsedate_to_datetime(header or "").timestamp() - time.time()
-    except (ValueError, TypeError, IndexError):
-        return 0.0
+        return parsedate_to_datetime(header or "").timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def _clock_ahead_s(date_s: float | None) -> float:
+    """By a date in whole seconds: less than that is no difference."""
+    ahead_s = 0.0 if date_s is None else date_s - time.time()
     return ahead_s if abs(ahead_s) > CLOCK_S else 0.0
 
 

@@ -221,17 +221,33 @@ def test_top_may_be_started_before_the_sidecar(sidecar: SidecarProcess, terminal
         terminal.wait_for("^worker ")
 
 
-@pytest.mark.parametrize(("key", "code"), [("q", 0), ("C-c", 130)])
+@pytest.mark.parametrize(("key", "code"), [("q", 0), ("C-c", 130), ("C-\\", 131)])
 def test_a_key_ends_it_and_leaves_the_terminal_as_it_was(
     key: str, code: int, sidecar: SidecarProcess, terminal: Terminal
 ) -> None:
     # A script of its own: of Ctrl-C the shell would die with it.
-    with terminal.running(f"trap : INT; {top()}", environment(sidecar.url)):
+    with terminal.running(f"trap : INT QUIT; {top()}", environment(sidecar.url)):
         terminal.wait_for("^worker ")
         terminal.press(key)
         terminal.wait_for(f"^ended with {code}$")
         terminal.wait_for("^all is as before$")
         assert not terminal.shows("Traceback|^worker ")
+
+
+def test_it_gives_the_terminal_back_while_it_is_suspended(
+    sidecar: SidecarProcess, terminal: Terminal
+) -> None:
+    # A shell with jobs: the command is stopped, the script goes on and brings it back.
+    script = top().replace("; cat", "; read go; fg; echo gone on to $?; cat")
+    with terminal.running(f"exec bash -mc '{script}'", environment(sidecar.url)):
+        terminal.wait_for("^worker ")
+        terminal.press("C-z")
+        terminal.wait_for("^all is as before$")
+        assert not terminal.shows("^worker ")
+        terminal.press("Enter")
+        terminal.wait_for("^worker ")
+        terminal.press("q")
+        terminal.wait_for("^gone on to 0$")
 
 
 def test_a_key_ends_it_also_while_the_sidecar_does_not_answer(terminal: Terminal) -> None:
@@ -248,8 +264,9 @@ def _silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_the_terminal_as_it_was_too(
-    sidecar: SidecarProcess, terminal: Terminal
+    number: int, sidecar: SidecarProcess, terminal: Terminal
 ) -> None:
     script = f"echo $$ > {terminal.directory}/pid; exec {' '.join(COMMAND)} top"
     with terminal.running(
@@ -258,8 +275,8 @@ def test_a_signal_leaves_the_terminal_as_it_was_too(
         environment(sidecar.url),
     ):
         terminal.wait_for("^worker ")
-        os.kill(int((terminal.directory / "pid").read_text()), signal.SIGTERM)
-        terminal.wait_for("^ended with 143$")
+        os.kill(int((terminal.directory / "pid").read_text()), number)
+        terminal.wait_for(f"^ended with {128 + number}$")
         terminal.wait_for("^all is as before$")
 
 

@@ -155,6 +155,18 @@ def test_operations_and_windows_have_tracks_and_windows_their_verdicts(
     assert operation["tid"] != window["tid"]
 
 
+def test_what_goes_on_reaches_until_now(
+    sidecar: AnsweringSidecar,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = {**OPERATION, "state": "running", "duration_s": None}
+    sidecar.answers["/gc/operations"] = {"operations": [running]}
+    monkeypatch.setattr(export.time, "time_ns", lambda: BEGAN_NS + 7_000_000_000)
+    (operation,) = slices(exported(capsys), "operation")
+    assert (operation["name"], operation["dur"]) == ("freeze running", 7_000_000)
+
+
 def test_a_window_that_was_forgotten_meanwhile_is_shown_as_it_was_listed(
     sidecar: AnsweringSidecar, capsys: pytest.CaptureFixture[str]
 ) -> None:

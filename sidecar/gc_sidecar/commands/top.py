@@ -143,8 +143,9 @@ def run(args: argparse.Namespace) -> int:
         return model.exit_code
     if not console.is_terminal:
         return _print_frames(console, model, watching, interval_s)
-    with _ended_by_signals():
-        return Screen(console, model, watching, interval_s).run()
+    screen = Screen(console, model, watching, interval_s)
+    with _on_signals(screen.suspend):
+        return screen.run()
 
 
 def _answer(args: argparse.Namespace) -> int:
@@ -751,27 +752,40 @@ class Screen:
         self._interval_s = interval_s
         self._offset: int | None = None
         self._stopping = threading.Event()
+        self._is_suspended = False
+
+    def suspend(self) -> None:
+        """Give the terminal back soon, and stop until somebody wants us to go on."""
+        self._is_suspended = True
 
     def run(self) -> int:
         """Until `q`; Ctrl-C raises KeyboardInterrupt."""
         # A daemon: it may be waiting for an answer when somebody quits.
         threading.Thread(target=self._watch, daemon=True).start()
         try:
-            with _keys() as read_keys, self._live() as live:
-                drawn: tuple[Any, ...] | None = None
-                while True:
-                    # Once a second too: the clock goes on, and somebody may have fallen silent.
-                    second = int(time.monotonic())
-                    state = (self._model.version, self._console.size, self._offset, second)
-                    if state != drawn:
-                        live.update(self._frame(), refresh=True)
-                        drawn = state
-                    for key in read_keys(GLANCE_S):
-                        if key in QUITTING:
-                            return EXIT_OK
-                        self._scroll(key)
+            while not self._draw():
+                self._is_suspended = False
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return EXIT_OK
         finally:
             self._stopping.set()
+
+    def _draw(self) -> bool:
+        """Have the terminal until somebody quits (True) or suspends us."""
+        with _keys() as read_keys, self._live() as live:
+            drawn: tuple[Any, ...] | None = None
+            while not self._is_suspended:
+                # Once a second too: the clock goes on, and somebody may have fallen silent.
+                second = int(time.monotonic())
+                state = (self._model.version, self._console.size, self._offset, second)
+                if state != drawn:
+                    live.update(self._frame(), refresh=True)
+                    drawn = state
+                for key in read_keys(GLANCE_S):
+                    if key in QUITTING:
+                        return True
+                    self._scroll(key)
+        return False
 
     def _watch(self) -> None:
         while not self._stopping.is_set():
@@ -847,14 +861,17 @@ def _split_keys(sent: bytes) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM leaves the terminal as it was, too."""
+def _on_signals(suspend: Callable[[], None]) -> Iterator[None]:
+    """Whatever ends or stops us leaves the terminal as it was."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), end)
+    handlers[signal.SIGTSTP] = lambda _number, _frame: suspend()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

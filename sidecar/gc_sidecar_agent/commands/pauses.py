@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import select
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ from gc_sidecar_agent.commands.output import count, print_error, role, seconds, 
 
 if TYPE_CHECKING:
     # Imported below only where a sidecar is asked: the sidecar prints tables with this module.
-    from gc_sidecar_agent.client import Client
+    from gc_sidecar_agent.client import Answer, Client
 
 DESCRIPTION = """\
 Print the collections that the engine's processes recorded, one line each, oldest first: when it
@@ -58,6 +59,8 @@ MOST = 10_000
 LATE_S = 3.0
 # How far the beginning of one pause may be told apart in two answers: the sidecar derives it anew each time.
 SAME_S = 1.0
+# A clock that goes this much faster or slower than ours was set. The sidecar tells its own in whole seconds.
+JUMP_S = 5.0
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -153,8 +156,12 @@ def _follow(feed: PauseFeed, args: argparse.Namespace) -> None:
 
 def ask_pauses(client: Client, parameters: dict[str, Any]) -> dict[str, Any]:
     """`GET /gc/pauses`; a parameter that is None is not sent. Raises ClientError."""
+    return _answer(client, parameters).body
+
+
+def _answer(client: Client, parameters: dict[str, Any]) -> Answer:
     sent = {name: value for name, value in parameters.items() if value is not None}
-    return client.request("GET", f"/gc/pauses?{urlencode(sent)}" if sent else "/gc/pauses").body
+    return client.request("GET", f"/gc/pauses?{urlencode(sent)}" if sent else "/gc/pauses")
 
 
 def pauses_of(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -178,27 +185,70 @@ class PauseFeed:
 
     They have no names. One that was told before is known by its process, its length to the nanosecond, and
     about when it began; so it is after a restart of the sidecar, too, which reads them from the pages anew.
+    Where the sidecar's clock is set, all that is remembered moves with it.
     """
 
     def __init__(self, wanted: dict[str, Any]) -> None:
-        self._wanted = wanted
+        self._wanted = dict(wanted)
         self._known: dict[tuple[Any, ...], list[float]] = {}
         self._newest_s: float | None = None
         self._complete_since: str | None = None
         self._lost: int | None = None
+        # How far the sidecar's clock is ahead of our monotonic one, which nobody sets.
+        self._ahead_s: float | None = None
 
     def ask(self, client: Client) -> News:
         """What has come since the last time; at the first, what is recorded. Raises ClientError."""
+        answer = self._ask(client)
+        notes = []
+        jump_s = self._jump_s(answer)
+        if jump_s:
+            # Without a beginning, for ours may be of the future now. What we know tells it exactly.
+            answer = _answer(client, {**self._wanted, "since": None, "limit": MOST})
+            jump_s = self._exact_s(pauses_of(answer.body), jump_s)
+        if abs(jump_s) > SAME_S:
+            self._shift(jump_s)
+            which = "forward" if jump_s > 0 else "back"
+            notes.append(f"the sidecar's clock was set {which} by {abs(jump_s):.0f} s")
+            answer = self._ask(client)
+        told = pauses_of(answer.body)
+        pauses = list(self._unknown(told))
+        notes += self._missing(answer.body, is_overlapping=len(pauses) < len(told))
+        self._remember(pauses)
+        return News(pauses, notes)
+
+    def _ask(self, client: Client) -> Answer:
         parameters = {**self._wanted, "limit": MOST}
         if self._newest_s is not None:
             own = time_of(self._wanted.get("since")) or 0.0
             parameters["since"] = time_text(max(own, self._newest_s - LATE_S))
-        document = ask_pauses(client, parameters)
-        told = pauses_of(document)
-        pauses = list(self._unknown(told))
-        notes = list(self._missing(document, is_overlapping=len(pauses) < len(told)))
-        self._remember(pauses)
-        return News(pauses, notes)
+        return _answer(client, parameters)
+
+    def _jump_s(self, answer: Answer) -> float:
+        """How far the sidecar's clock was set since the last answer, about; 0 where it was not."""
+        if answer.date_s is None:
+            return 0.0
+        ahead_s = answer.date_s - time.monotonic()
+        before_s, self._ahead_s = self._ahead_s, ahead_s
+        jump_s = 0.0 if before_s is None else ahead_s - before_s
+        return jump_s if abs(jump_s) > JUMP_S else 0.0
+
+    def _exact_s(self, told: list[dict[str, Any]], about_s: float) -> float:
+        """The same by the pauses that we know, which are told at other times now; `about_s` where none is told."""
+        moved = [
+            begun_s - known[0]
+            for pause in told
+            if len(known := self._known.get(_key(pause), [])) == 1
+            and (begun_s := time_of(pause.get("started_at"))) is not None
+        ]
+        return statistics.median(moved) if moved else about_s
+
+    def _shift(self, jump_s: float) -> None:
+        self._known = {key: [each + jump_s for each in begun] for key, begun in self._known.items()}
+        if self._newest_s is not None:
+            self._newest_s += jump_s
+        self._complete_since = _moved(self._complete_since, jump_s)
+        self._wanted["since"] = _moved(self._wanted.get("since"), jump_s)
 
     def _unknown(self, told: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         # Each one that is known explains one that is told: two may be of the same length.
@@ -259,6 +309,11 @@ class PauseFeed:
                     " restarted and has what the processes still knew, or more came than it keeps"
                 )
             self._complete_since = since
+
+
+def _moved(text: str | None, by_s: float) -> str | None:
+    when_s = time_of(text)
+    return text if when_s is None else time_text(when_s + by_s)
 
 
 def _key(pause: dict[str, Any]) -> tuple[Any, ...]:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -251,6 +253,29 @@ def test_an_answer_that_never_comes_is_not_called_a_failure() -> None:
             client.request("POST", "/gc/freeze", {}, timeout_s=0.1)
     assert raised.value.code == "no_answer"
     assert "not known" in (raised.value.remedy or "")
+
+
+def test_an_answer_that_comes_byte_by_byte_ends_at_the_deadline_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n{")
+                while True:  # until nobody takes it
+                    connection.sendall(b" ")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        begun = time.monotonic()
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(Unreachable) as raised:
+            client.request("GET", "/gc", timeout_s=0.3)
+        took_s = time.monotonic() - begun
+        thread.join()
+    assert raised.value.code == "no_answer"
+    assert 0.3 <= took_s < 5
 
 
 def test_an_answer_that_breaks_off_is_not_called_a_failure() -> None:

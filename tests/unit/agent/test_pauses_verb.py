@@ -8,15 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from gc_sidecar_agent.cli import main
-from gc_sidecar_agent.client import Client
+from gc_sidecar_agent.client import Answer, Client
 from gc_sidecar_agent.commands import pauses
-from gc_sidecar_agent.commands.pauses import PauseFeed
+from gc_sidecar_agent.commands.pauses import PauseFeed, microseconds_of
 from tests.unit.agent.test_client import PROBLEM
 from tests.unit.answering import AnsweringSidecar, no_variables_of_ours, pause
 
@@ -251,6 +251,60 @@ def test_more_than_can_be_told_at_once_is_told(
     (note,) = ask(at(11), at(12), matching=5).notes
     assert "3 pauses are left out" in note
     assert ask(at(12), at(13), matching=5).notes == [], "the others are known"
+
+
+@pytest.mark.parametrize(("told_s", "said"), [(3600.4, "forward"), (-3600.4, "back")])
+def test_when_the_clock_of_the_sidecar_is_set_each_is_told_once_all_the_same(
+    told_s: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    feed, client = PauseFeed({"since": "2026-12-01T11:00:00Z"}), cast(Client, clock)
+    clock.pauses = [1.0, 2.0]
+    assert len(feed.ask(client).pauses) == 2
+    clock.ahead_s += told_s
+    clock.pauses.append(3.0)
+    news = feed.ask(client)
+    assert [each["duration_s"] for each in news.pauses] == [3.0]
+    assert news.notes == [f"the sidecar's clock was set {said} by 3600 s"]
+    clock.pauses.append(4.0)
+    assert [each["duration_s"] for each in feed.ask(client).pauses] == [4.0]
+    assert feed.ask(client) == pauses.News([], [])
+
+
+def test_a_date_that_is_told_late_is_no_clock_that_was_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    feed, client = PauseFeed({}), cast(Client, clock)
+    clock.pauses = [1.0, 2.0]
+    feed.ask(client)
+    clock.date_late_s = 9.0
+    assert feed.ask(client) == pauses.News([], [])
+
+
+class Clock:
+    """A sidecar whose clock can be set: pauses that began so many seconds after it, and last as long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pauses: list[float] = []
+        self.ahead_s = microseconds_of("2026-12-01T12:00:00Z") / 1e6  # type: ignore[operator]
+        self.date_late_s = 0.0
+        monkeypatch.setattr(pauses.time, "monotonic", lambda: 100.0)
+
+    def request(self, _method: str, path: str) -> Answer:
+        """As the real one; `since` is heeded."""
+        (since,) = parse_qs(urlsplit(path).query).get("since", ["1970-01-01T00:00:00Z"])
+        document = [
+            pause(started_at=pauses.time_text(self.ahead_s + each), duration_s=each)
+            for each in self.pauses
+        ]
+        later = [
+            each
+            for each in document
+            if (pauses.end_of(each) or 0.0) > (pauses.time_of(since) or 0.0)
+        ]
+        date_s = float(int(self.ahead_s + 10.0 - self.date_late_s))
+        return Answer(200, "", told(*later, complete_since=None), date_s=date_s)
 
 
 # --- following ---
