@@ -8,7 +8,8 @@ Where to look:
 - wanting and knowing: `desired` is the policy, `knowledge` what is wanted and known, `watch` keeps it up to date,
   `forecast` tells how long the next maintenance takes
 - seeing: `sight` reads pages, `reports` checks what they say, `roster` makes the list of processes of it
-- judging: `pauses` keeps every collection, `windows` and `verdicts` judge a stretch of time, `latency` is vLLM's
+- judging: `pauses` keeps every collection, `windows` and `verdicts` judge a stretch of time, `latency` is vLLM's;
+  `safety` says whether it is safe to measure right now
 - reaching: `engines` and `transports` (RPC, over `engine_http`), `run_dir` (the board and the secret), which
   `claim` keeps for one sidecar; an `obstacle` is what stands in the way
 - running: `settings`, `app`, `listeners`, `security`, `secret`, `logs`, `timing`, `tally`, `tasks`
