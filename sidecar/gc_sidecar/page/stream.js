@@ -58,9 +58,11 @@ export async function connect() {
   }
   if (own !== current) return;
   // A stream that ended in good order is to be taken up again at once.
+  const isInOrder = hasHeard && !link.refused;
   const hasLasted = performance.now() - askedAt > SHORT_MS;
-  if (hasHeard && hasLasted && !link.refused) return connect();
-  lose();
+  if (isInOrder && hasLasted) return connect();
+  // What it told is of now all the same, for as long as silence may last.
+  if (!isInOrder) lose();
   waitMs = Math.min(LONGEST_WAIT_MS, (!hasLasted && waitMs * 2) || FIRST_WAIT_MS);
   retry = setTimeout(connect, waitMs * (0.75 + Math.random() / 2));
 }
