@@ -130,9 +130,12 @@ def judge(
         said = f"{roster.acknowledged} of {roster.expected} processes have the policy, not all."
         return Safety("no", "No.", said)
     is_budget = desired.mode == "budget"
-    budget_ms = (desired.pause_budget_ms or DEFAULT_BUDGET_MS) if is_budget else 0.0
+    # Without a budget one that has only just been seen counts too, for 0 s.
+    budget_ms = (desired.pause_budget_ms or DEFAULT_BUDGET_MS) if is_budget else -1.0
     collecting = sum(
-        row.page is not None and 1000 * (row.page.collecting_s or 0.0) > budget_ms
+        row.page is not None
+        and row.page.collecting_s is not None
+        and 1000 * row.page.collecting_s > budget_ms
         for row in roster.rows
     )
     if collecting:

@@ -204,8 +204,8 @@ class PauseFeed:
         jump_s = self._jump_s(answer)
         if jump_s:
             # Without a beginning, for ours may be of the future now. What we know tells it exactly.
-            answer = _answer(client, {**self._wanted, "since": None, "limit": MOST})
-            jump_s = self._exact_s(pauses_of(answer.body), jump_s)
+            everything = _answer(client, {**self._wanted, "since": None, "limit": MOST})
+            jump_s = self._exact_s(pauses_of(everything.body), jump_s)
         if abs(jump_s) > SAME_S:
             self._shift(jump_s)
             which = "forward" if jump_s > 0 else "back"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gc_sidecar.server.pauses import PauseLog, SeenPause
 from gc_sidecar.server.reports import Identity
 from gc_sidecar.server.safety import LEAST_S, MINUTE_S, LastMinute, _unclean
+from gc_sidecar.server.sight import Snapshot
 from tests.unit.server.conftest import Sidecar, StartSidecar
 from tests.unit.server.stand_in import StandInEngine
 
@@ -169,6 +171,23 @@ async def test_a_full_collection_that_runs_is_no_for_its_time(
     engine.set_process("worker-0-1", collecting_since_ns=123)
     status = await sidecar.until(lambda status: answer(status) == "no")
     assert why(status) == "Not at this moment. In 1 of 4 processes a full collection runs."
+
+
+async def test_a_full_collection_counts_from_its_first_sight(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    engine, sidecar = await frozen(start_engine, start_sidecar)
+    sight = sidecar.services.coordinator.knowledge.sight
+    read = sight.read
+
+    def just_begun() -> Snapshot:
+        snapshot = read()
+        first, *others = snapshot.pages
+        return replace(snapshot, pages=(replace(first, collecting_s=0.0), *others))
+
+    sight.read = just_begun  # type: ignore[method-assign]
+    status = await sidecar.until(lambda status: answer(status) == "no")
+    assert "a full collection runs" in why(status)
 
 
 async def test_a_lease_that_soon_ends_is_no(
