@@ -176,7 +176,7 @@ async def test_a_full_collection_that_runs_is_no_for_its_time(
 async def test_a_full_collection_counts_from_its_first_sight(
     start_engine: StartEngine, start_sidecar: StartSidecar
 ) -> None:
-    engine, sidecar = await frozen(start_engine, start_sidecar)
+    _, sidecar = await frozen(start_engine, start_sidecar)
     sight = sidecar.services.coordinator.knowledge.sight
     read = sight.read
 
