@@ -38,6 +38,7 @@ from gc_sidecar_agent.cli import (
 from gc_sidecar_agent.client import ClientError, Unreachable
 from gc_sidecar_agent.command import DEFAULT_BUDGET_MS, MAXIMUM_BUDGET_MS, MINIMUM_BUDGET_MS
 from gc_sidecar_agent.commands.options import (
+    ASKING_CODES,
     UsageError,
     add_client_arguments,
     add_option,
@@ -67,6 +68,7 @@ EXAMPLES = """\
   gc-sidecar sweep --out s3 --points points.csv --policies off,budget --pause-budget 10ms
   gc-sidecar sweep --out s1 --json | jq '.policies[] | {policy, gc_outliers, longest_s}'
 """
+EXIT_CODES = ASKING_CODES.replace("  1  it failed", "  1  blocks were left out, it failed")
 REPORT, PAGE, CSV = "report.json", "report.html", "measurements.csv"
 ENDED = f"its policy is ended, or ends by its lease within {LEASE_S:g} s"
 FIXES = f"{ENDED}; repeat the command to go on after the last whole block"
@@ -74,7 +76,7 @@ FIXES = f"{ENDED}; repeat the command to go on after the last whole block"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sweep`."""
-    describe(parser, DESCRIPTION, EXAMPLES)
+    describe(parser, DESCRIPTION, EXAMPLES, EXIT_CODES)
     option = add_option
     option(
         parser,

@@ -329,8 +329,12 @@ class Watching:
             self._model.clock_ahead_s = answer.clock_ahead_s
             self._model.answered(answer.body, pauses, now_s)
             self._model.exit_code = exit_code
-            # Who draws it must not be the first to find that it cannot be shown.
-            frame(self._model, now_s, *UNREAL_SIZE)
+            try:
+                # Who draws it must not be the first to find that it cannot be shown.
+                frame(self._model, now_s, *UNREAL_SIZE)
+            except Exception:
+                self._model.forget()
+                raise
 
     def _failed(self, error: ClientError) -> None:
         with self._model.lock:
@@ -765,7 +769,10 @@ class Screen:
         try:
             while not self._draw():
                 self._is_suspended = False
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # As the system would: where nobody could have us go on, it does not stop us.
+                handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTSTP)
+                signal.signal(signal.SIGTSTP, handler)
             return EXIT_OK
         finally:
             self._stopping.set()

@@ -121,7 +121,7 @@ async def _run_policy(means: Means, running: Running) -> None:
         raise
     if _is_enough(change, attempt):
         if wanted.is_on and knowledge.desired == wanted:
-            knowledge.desired = replace(wanted, entered_at=time.time())
+            knowledge.desired = replace(wanted, entered_at=time.time(), entered_s=time.monotonic())
         _finish(means, running, attempt)
         return
     rolled_back: bool | str | None = None

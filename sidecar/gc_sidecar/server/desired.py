@@ -35,6 +35,8 @@ class Desired:
     pause_budget_ms: float | None = None
     max_rss_growth_bytes: int | None = None
     entered_at: float | None = None
+    # The same on our monotonic clock; not known of one that was taken over.
+    entered_s: float | None = None
     lease_ends: float | None = None
     lease_s: float = DEFAULT_LEASE_S
     lease_sequence: int = 0

@@ -5,6 +5,7 @@ It is yes only where everything that is known says so and a window over the last
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from gc_sidecar.server.coordinator import Coordinator
 from gc_sidecar.server.obstacle import Obstacle
 from gc_sidecar.server.pauses import IntervalUnion, PauseLog, SeenPause, hold_up
 from gc_sidecar.server.roster import Roster
-from gc_sidecar.server.verdicts import DEFAULT_MAX_STALL_SHARE, Limits
+from gc_sidecar.server.verdicts import DEFAULT_MAX_STALL_SHARE, Limits, running_pause
 from gc_sidecar_agent.command import DEFAULT_BUDGET_MS
 from gc_sidecar_agent.commands.output import seconds
 
@@ -55,6 +56,8 @@ class LastMinute:
         self._clock = clock
         self._seconds: deque[_Second] = deque()
         self._unions: dict[int, IntervalUnion] = {}
+        # How many records were lost when that was last asked, and when it was that more were.
+        self._lost, self._lost_s = 0, -math.inf
         # By minute: the longest full collection.
         self._full: dict[int, float] = {}
         log.keepers.append(self.add)
@@ -65,6 +68,8 @@ class LastMinute:
             return
         if pause.gc_generation == 2:
             minute = int(pause.end_s // MINUTE_S)
+            if minute not in self._full:
+                self._forget_full()
             self._full[minute] = max(pause.duration_s, self._full.get(minute, 0.0))
         rank = pause.who.dp_rank
         before_s = self._stall_s(rank)
@@ -95,7 +100,7 @@ class LastMinute:
         """From `since_s` on, but for a minute at most: how long that is, the longest pause, and for how long the
         rank was held up that was so for longest."""
         now = self._clock()
-        begun_s = max(since_s, self.since_s, now - MINUTE_S)
+        begun_s = max(since_s, now - MINUTE_S)
         found = [second for second in self._seconds if second.at >= begun_s]
         stalls: dict[int, float] = {}
         for second in found:
@@ -104,13 +109,24 @@ class LastMinute:
         longest = max(
             (second.longest for second in found), key=lambda each: each.duration_s, default=None
         )
-        return max(0.0, now - begun_s), longest, max(stalls.values(), default=0.0)
+        # Single pauses of before we started are known, but not all of them.
+        span_s = now - max(begun_s, self.since_s)
+        return max(0.0, span_s), longest, max(stalls.values(), default=0.0)
+
+    def has_lost(self, lost: int) -> bool:
+        """Whether records were lost in the last minute, or since somebody asked last; `lost` are those of ever."""
+        if lost > self._lost:
+            self._lost, self._lost_s = lost, self._clock()
+        return self._clock() - self._lost_s < MINUTE_S
 
     def longest_full_s(self) -> float | None:
         """The longest full collection of the last hour that nobody asked for."""
+        self._forget_full()
+        return max(self._full.values(), default=None)
+
+    def _forget_full(self) -> None:
         first = (self._clock() - HOUR_S) // MINUTE_S
         self._full = {minute: longest for minute, longest in self._full.items() if minute >= first}
-        return max(self._full.values(), default=None)
 
 
 def judge(
@@ -149,16 +165,26 @@ def judge(
             f"Of {unseen} of {roster.expected} processes the sidecar can read no page, so whether a"
             " collection runs there is not seen.",
         )
+    running = (running_pause(row.page) for row in roster.rows if row.page is not None)
+    too_long_s = Limits().max_pause_ms / 1000
+    if any(
+        each and each.gc_generation is None and each.duration_s > too_long_s for each in running
+    ):
+        return Safety("no", "Not at this moment.", "A young collection runs, and has for long.")
     lease_s = desired.lease_remaining_s()
     if lease_s is not None and lease_s < SHORT_LEASE_S:
         said = f"The policy ends in {lease_s:.0f} s: renew it before you measure."
         return Safety("no", "Not for long.", said)
-    entered_s = 0.0
-    if desired.entered_at is not None:
-        entered_s = desired.entered_at - time.time() + time.monotonic()
-    span_s, longest, stall_s = minute.since(entered_s)
+    # A policy that was taken over may be a moment old: then all of the minute counts.
+    span_s, longest, stall_s = minute.since(desired.entered_s or 0.0)
     if unclean := _unclean(span_s, longest, stall_s):
         return Safety("no", "No.", unclean)
+    if minute.has_lost(coordinator.knowledge.sight.log.lost_among(lambda _: True)):
+        return Safety(
+            "unknown",
+            "Not known.",
+            "Records of collections were lost of late, so how long these took is not known.",
+        )
     if not is_budget:
         return Safety("yes", "Yes.", "No automatic full collection runs.")
     seen = f" (the longest of late: {seconds(longest.duration_s)})" if longest else ""

@@ -249,7 +249,7 @@ def judge(window: Window, evidence: Evidence) -> Verdict:
     running = [
         pause
         for page in ends.values()
-        if (pause := _running(page)) is not None and pause.start_s < window.until_s
+        if (pause := running_pause(page)) is not None and pause.start_s < window.until_s
     ]
     collecting = {pause.who.token for pause in running}
     unread = evidence.unread - collecting
@@ -303,7 +303,7 @@ def judge(window: Window, evidence: Evidence) -> Verdict:
     )
 
 
-def _running(page: PageReading) -> SeenPause | None:
+def running_pause(page: PageReading) -> SeenPause | None:
     """The collection that runs in a process right now, as far as it has come."""
     now = time.monotonic()
     if page.collecting_start_s is not None:

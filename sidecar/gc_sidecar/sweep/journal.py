@@ -100,7 +100,7 @@ class Journal:
             for path in (self.path, *(directory / report for report in reports)):
                 path.unlink(missing_ok=True)
         # Without a whole first line nothing has been measured: it was killed while it began.
-        if self.path.exists() and b"\n" in self.path.read_bytes()[:1_000_000]:
+        if self.path.exists() and b"\n" in self.path.read_bytes():
             try:
                 self.about = self._read(about)
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

@@ -328,13 +328,20 @@ def clock_offset_s() -> float:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Whoever is impatient and interrupts a second time would keep the engine from its normal GC."""
-    before = [signal.signal(number, signal.SIG_IGN) for number in ENDING]
+    """Whoever interrupts in the middle would keep the engine from its normal GC; it counts when that is done."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in ENDING
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        for number, handler in zip(ENDING, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def seconds_of(date: str) -> float:

@@ -228,7 +228,7 @@ class PauseFeed:
         """How far the sidecar's clock was set since the last answer, about; 0 where it was not."""
         if answer.date_s is None:
             return 0.0
-        ahead_s = answer.date_s - time.monotonic()
+        ahead_s = answer.date_s - _elapsed_s()
         before_s, self._ahead_s = self._ahead_s, ahead_s
         jump_s = 0.0 if before_s is None else ahead_s - before_s
         return jump_s if abs(jump_s) > JUMP_S else 0.0
@@ -241,6 +241,8 @@ class PauseFeed:
             if len(known := self._known.get(_key(pause), [])) == 1
             and (begun_s := time_of(pause.get("started_at"))) is not None
         ]
+        if self._known and not moved:
+            return 0.0  # what we know has made room for others: nothing says that it moved
         return statistics.median(moved) if moved else about_s
 
     def _shift(self, jump_s: float) -> None:
@@ -309,6 +311,12 @@ class PauseFeed:
                     " restarted and has what the processes still knew, or more came than it keeps"
                 )
             self._complete_since = since
+
+
+def _elapsed_s() -> float:
+    """A clock that nobody sets, and that goes on while the machine sleeps, where there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _moved(text: str | None, by_s: float) -> str | None:

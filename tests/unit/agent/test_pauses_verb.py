@@ -289,7 +289,7 @@ class Clock:
         self.pauses: list[float] = []
         self.ahead_s = microseconds_of("2026-12-01T12:00:00Z") / 1e6  # type: ignore[operator]
         self.date_late_s = 0.0
-        monkeypatch.setattr(pauses.time, "monotonic", lambda: 100.0)
+        monkeypatch.setattr(pauses, "_elapsed_s", lambda: 100.0)
 
     def request(self, _method: str, path: str) -> Answer:
         """As the real one; `since` is heeded."""

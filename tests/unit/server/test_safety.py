@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -72,6 +73,28 @@ def test_it_forgets_after_a_minute_and_leaves_out_what_was_before(minute: Minute
     assert longest.duration_s == pytest.approx(0.1)
     minute.now += MINUTE_S
     assert minute.minute.since(0.0) == (MINUTE_S, None, 0.0)
+
+
+def test_single_pauses_of_before_the_sidecar_started_count_and_their_share_does_not(
+    minute: Minute,
+) -> None:
+    minute.now -= 5
+    minute.pause(0.6)
+    minute.now += 15
+    span_s, longest, stall_s = minute.minute.since(0.0)
+    assert (span_s, stall_s) == (10, 0.0)
+    assert longest is not None
+    assert longest.duration_s == pytest.approx(0.6)
+
+
+def test_lost_records_count_for_a_minute(minute: Minute) -> None:
+    assert not minute.minute.has_lost(0)
+    assert minute.minute.has_lost(3)
+    minute.now += MINUTE_S - 1
+    assert minute.minute.has_lost(3)
+    minute.now += 2
+    assert not minute.minute.has_lost(3)
+    assert minute.minute.has_lost(4)
 
 
 @pytest.mark.parametrize("trigger", ["maintain", "restore", "entry"])
@@ -188,6 +211,46 @@ async def test_a_full_collection_counts_from_its_first_sight(
     sight.read = just_begun  # type: ignore[method-assign]
     status = await sidecar.until(lambda status: answer(status) == "no")
     assert "a full collection runs" in why(status)
+
+
+async def test_a_young_collection_that_runs_for_long_is_no(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    _, sidecar = await frozen(start_engine, start_sidecar)
+    sight = sidecar.services.coordinator.knowledge.sight
+    read, began_s = sight.read, time.monotonic() - 1.0
+
+    def in_it() -> Snapshot:
+        snapshot = read()
+        first, *others = snapshot.pages
+        return replace(snapshot, pages=(replace(first, young_start_s=began_s), *others))
+
+    sight.read = in_it  # type: ignore[method-assign]
+    status = await sidecar.until(lambda status: answer(status) == "no")
+    assert "A young collection runs" in why(status)
+
+
+async def test_lost_records_are_not_known(
+    start_engine: StartEngine, start_sidecar: StartSidecar
+) -> None:
+    _, sidecar = await frozen(start_engine, start_sidecar)
+    log = sidecar.services.coordinator.knowledge.sight.log
+    next(iter(log._told.values())).lost += 1
+    assert answer(await sidecar.status()) == "unknown"
+
+
+async def test_the_wall_clock_set_back_hides_no_pause(
+    start_engine: StartEngine, start_sidecar: StartSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, sidecar = await frozen(start_engine, start_sidecar)
+    earlier = time.time
+    monkeypatch.setattr(time, "time", lambda: earlier() - 3600)
+
+    def is_no(status: dict[str, Any]) -> bool:
+        engine.collect("worker-0-0", 0.06, 1, start_s=-0.06)
+        return answer(status) == "no"
+
+    assert "a window would not be clean" in why(await sidecar.until(is_no))
 
 
 async def test_a_lease_that_soon_ends_is_no(

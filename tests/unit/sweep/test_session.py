@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from gc_sidecar.sweep import session as session_module
 from gc_sidecar.sweep.driver import DriveError, Driver, Sample
 from gc_sidecar.sweep.plan import Point
-from gc_sidecar.sweep.session import EnginePauses, Session, doubts
+from gc_sidecar.sweep.session import EnginePauses, Session, _uninterrupted, doubts
 from gc_sidecar_agent.client import Answer, Client, ClientError
 from tests.sidecar_process import wait_for
 from tests.unit.sweep.samples import POINT, sample
@@ -165,3 +167,14 @@ def test_a_block_whose_window_somebody_closed_is_left_out(state: str) -> None:
     record = session.run_block(PLAN.blocks()[0])
     codes = [reason.code for reason in record.disturbances]
     assert codes == ([] if state == "open" else ["window_closed"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_a_restore_counts_when_that_is_done(number: int) -> None:
+    done = False
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), _uninterrupted():
+        os.kill(os.getpid(), number)
+        done = True
+    assert done
+    assert signal.getsignal(number) is before
