@@ -171,10 +171,15 @@ def test_a_block_whose_window_somebody_closed_is_left_out(state: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_of_a_restore_counts_when_that_is_done(number: int) -> None:
-    done = False
+    done = []
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), _uninterrupted():
-        os.kill(os.getpid(), number)
-        done = True
+
+    def restore() -> None:
+        with _uninterrupted():
+            os.kill(os.getpid(), number)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        restore()
     assert done
     assert signal.getsignal(number) is before
